@@ -1,0 +1,1 @@
+"""Gyre: online reinforcement learning of LLM agents through unmodified black-box harnesses."""

@@ -1,0 +1,179 @@
+"""The event journal: every fact of a run, append-only and typed (DESIGN §3, rule 3).
+
+`t` is seconds on the run's clock. Readers (progress, inspect, plots, resume) decode `Event` and ignore nothing.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["rollout", "training"]
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    t: float
+
+
+class RunStarted(_Event, tag="run_started"):
+    run_id: str
+    resumed_from: int | None = None
+    """Policy version of the checkpoint that this run continues from."""
+
+
+class GroupDispatched(_Event, tag="group_dispatched"):
+    group: int
+    """Dispatch number of the group, from 0; group g holds executions g-0 … g-(N-1)."""
+    query: str
+    version: int
+    """v_d: published version at dispatch."""
+
+
+class ExecutionStarted(_Event, tag="execution_started"):
+    execution_id: str
+    group: int
+    query: str
+    harness: str
+
+
+class ExecutionClosed(_Event, tag="execution_closed"):
+    execution_id: str
+    group: int
+    validity: str
+    reward: float
+    cause: str
+    seconds: float
+    message: str = ""
+    """One sentence when the execution did not simply complete."""
+
+
+class GroupReady(_Event, tag="group_ready"):
+    group: int
+
+
+class TransitionStarted(_Event, tag="transition_started"):
+    cell: int
+    source: Role
+    target: Role
+    waterlevel: int
+    ready_groups: int
+
+
+class TransitionFinished(_Event, tag="transition_finished"):
+    cell: int
+    source: Role
+    target: Role
+    calls_in_flight: int
+    """Model calls that were running on the cell when it stopped admitting."""
+    rerouted: int
+    """Of these, how many went on at another engine."""
+    seconds: float
+
+
+class CellJoined(_Event, tag="cell_joined"):
+    cell: int
+    step: int
+    version: int
+    """Version of the core's weights that the cell pulled."""
+    late: bool
+    """True when micro-steps of this batch had already been processed: the cell joined under way."""
+
+
+class MicroStepDone(_Event, tag="micro_step_done"):
+    cell: int
+    step: int
+    micro_step: str
+    groups: list[int]
+    tokens: int
+    targets: int
+    seconds: float
+
+
+class CellLeft(_Event, tag="cell_left"):
+    cell: int
+    step: int
+    micro_steps: int
+
+
+class StepDone(_Event, tag="step_done"):
+    step: int
+    """Steps taken so far, from 1; equals the policy version after this step."""
+    groups: list[int]
+    staleness: list[int]
+    """v_t − v_d of each consumed group."""
+    reward_mean: float
+    loss: float
+    grad_norm: float
+    cells: list[int]
+    logprob_gap_count: int
+    """Targets of the batch whose behaviour version equals the trained version."""
+    logprob_gap_mean: float
+    logprob_gap_max: float
+    """Mean and max |trainer log-prob − behaviour log-prob| over those targets."""
+    clipped_executions: int
+    executions: int
+    targets: int
+    seconds: float
+
+
+class PublicationProbed(_Event, tag="publication_probed"):
+    version: int
+    cell: int
+    tokens: int
+    logprob_gap_max: float
+    """Max |core trainer − engine| log-prob over a probe answer that the engine sampled at exactly this version."""
+
+
+class Published(_Event, tag="published"):
+    version: int
+    seconds: float
+
+
+class CheckpointSaved(_Event, tag="checkpoint_saved"):
+    version: int
+    path: str
+
+
+class LedgerSampled(_Event, tag="ledger"):
+    d: int
+    p: int
+    f: int
+    capacity: int
+    ready: int
+    roles: list[Role]
+
+
+class InvariantBroken(_Event, tag="invariant_broken"):
+    name: str
+    detail: str
+
+
+class ProcessLost(_Event, tag="process_lost"):
+    name: str
+    detail: str
+
+
+class RunFinished(_Event, tag="run_finished"):
+    reason: Literal["completed", "interrupted", "failed"]
+    detail: str = ""
+
+
+Event = (
+    RunStarted
+    | GroupDispatched
+    | ExecutionStarted
+    | ExecutionClosed
+    | GroupReady
+    | TransitionStarted
+    | TransitionFinished
+    | CellJoined
+    | MicroStepDone
+    | CellLeft
+    | StepDone
+    | PublicationProbed
+    | Published
+    | CheckpointSaved
+    | LedgerSampled
+    | InvariantBroken
+    | ProcessLost
+    | RunFinished
+)

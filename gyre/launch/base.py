@@ -1,0 +1,61 @@
+"""What it means to start and watch a process of Gyre. `local` supervises subprocesses; Ray actors fit behind it.
+
+A worker is a function `async def main(config: ConfigStruct, context: WorkerContext) -> None` named by its import path.
+It serves its RPC Protocol, calls `context.ready(address)`, and runs until cancelled.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """Unique in the run, e.g. "engine-0"; names the log file and the socket."""
+    entry: str
+    """`package.module:function` of the worker."""
+    config: msgspec.Raw
+    """The worker's config Struct as JSON; the worker decodes it strictly."""
+    env: dict[str, str] = {}
+    start_timeout_s: float = 120.0
+
+
+class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker gets besides its config."""
+
+    name: str
+    address: str
+    """Where the worker must serve its RPC."""
+    secret: str
+    """Shared by the processes of one run; never logged."""
+    ready: Callable[[], None]
+    """To be called once, when the RPC server answers."""
+
+
+class Process(Protocol):
+    """A started process."""
+
+    spec: ProcessSpec
+    address: str
+
+    async def wait(self) -> str:
+        """Returns when the process has ended, with the reason in words ("exit 0", "killed by signal 9")."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Asks it to end, kills it after the grace; returns when it is gone. Safe to call twice."""
+        ...
+
+
+class Launcher(Protocol):
+    async def start(self, spec: ProcessSpec) -> Process:
+        """Returns when the process is ready. Raises GyreError with the tail of its log when it is not ready in time."""
+        ...
+
+    async def stop_all(self, grace_s: float) -> None:
+        """Ends everything that was started, newest first."""
+        ...
+
+
+WorkerMain = Callable[[msgspec.Struct, WorkerContext], Awaitable[None]]

@@ -1,0 +1,16 @@
+"""Typed RPC between Gyre's processes: a `Protocol` class is the service, msgspec the wire format, gRPC the transport.
+
+    class Engine(Protocol):
+        async def abort(self, request_id: str) -> None: ...                       # unary
+        def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]: ...  # server stream
+
+    server = await serve(LocalEngine(...), Engine, address, secret)
+    engine = connect(Engine, address, secret)     # satisfies Engine; cancellation and deadlines cross the wire
+
+Addresses are `unix:/path` or `127.0.0.1:port`. Every call carries the secret of the run.
+"""
+
+from gyre.rpc.client import Connection, connect
+from gyre.rpc.server import Server, serve
+
+__all__ = ["Connection", "Server", "connect", "serve"]

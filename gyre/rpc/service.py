@@ -1,0 +1,69 @@
+"""Reads the methods of a service `Protocol` and knows how their arguments and results look on the wire."""
+
+import collections.abc
+import inspect
+import typing
+from typing import Any
+
+import msgspec
+
+SECRET_METADATA = "x-gyre-secret"
+ERROR_METADATA = "x-gyre-error-bin"
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class WireError(msgspec.Struct):
+    """A `GyreError` crossing a process boundary."""
+
+    type: str
+    message: str
+
+
+class Method:
+    """One RPC: its name, whether it streams, and the codecs of its positional arguments and its (item) result."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        hints = typing.get_type_hints(function)
+        result = hints.pop("return", None)
+        parameters = [p for p in inspect.signature(function).parameters if p != "self"]
+        self.name = name
+        self.streams = typing.get_origin(result) is collections.abc.AsyncIterator
+        if self.streams:
+            (result,) = typing.get_args(result)
+        elif not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{name}: a service method is `async def` or returns AsyncIterator")
+        argument_types = tuple(hints[p] for p in parameters)
+        # `tuple[()]` is how typing spells the empty argument list.
+        self._arguments = msgspec.msgpack.Decoder(tuple[argument_types] if argument_types else tuple[()])
+        self._result = msgspec.msgpack.Decoder(result)
+
+    def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
+        return _encoder.encode(arguments)
+
+    def decode_arguments(self, data: bytes) -> tuple[Any, ...]:
+        return typing.cast(tuple[Any, ...], self._arguments.decode(data))
+
+    def encode_result(self, result: Any) -> bytes:
+        return _encoder.encode(result)
+
+    def decode_result(self, data: bytes) -> Any:
+        return self._result.decode(data)
+
+
+def methods(protocol: type) -> list[Method]:
+    """The public methods of a service Protocol."""
+    found = inspect.getmembers(protocol, inspect.isfunction)
+    return [Method(name, function) for name, function in found if not name.startswith("_")]
+
+
+def path(protocol: type, method: str) -> str:
+    return f"/gyre.{protocol.__name__}/{method}"

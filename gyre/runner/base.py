@@ -1,0 +1,56 @@
+"""The runner of a node: starts sandboxes, drives harnesses, enforces budgets, evaluates preserved workspaces."""
+
+from typing import Protocol
+
+import msgspec
+
+from gyre.core.records import Outcome
+from gyre.proxy.base import SessionAccess
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Separate deadlines, in seconds (DESIGN §8). A harness timeout is scored; an overall timeout excludes."""
+
+    boot_s: float = 60.0
+    harness_s: float = 300.0
+    evaluation_s: float = 120.0
+    overall_s: float = 600.0
+
+
+class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    execution_id: str
+    task: str
+    """Absolute path of the Harbor-format task directory."""
+    harness: str
+    access: SessionAccess
+    budgets: Budgets
+
+
+class ExecutionReport(msgspec.Struct, frozen=True, kw_only=True):
+    outcome: Outcome
+    workspace: str
+    """Preserved workspace directory."""
+    boot_s: float
+    harness_s: float
+    evaluation_s: float
+
+
+class Runner(Protocol):
+    async def start(self, spec: ExecutionSpec) -> None:
+        """Returns as soon as the execution is registered. A second start of the same id is ignored, so a controller
+        that came back may repeat it."""
+        ...
+
+    async def wait_closed(self, execution_id: str) -> None:
+        """Returns when the harness has ended (by itself, by its budget or by cancel), before evaluation."""
+        ...
+
+    async def wait(self, execution_id: str) -> ExecutionReport:
+        """Returns when the outcome is designated. Never raises for anything the execution did."""
+        ...
+
+    async def cancel(self, execution_id: str) -> None:
+        """Kills the sandbox tree; `wait` then returns an outcome with cause "cancelled"."""
+        ...
+
+    async def running(self) -> list[str]: ...
