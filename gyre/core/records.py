@@ -111,3 +111,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     assessment: Assessment | None = None
     harness_exit_code: int | None = None
     message: str = ""
+
+
+class SessionAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How the harness of one execution reaches its session; both parts are unguessable."""
+
+    path: str
+    """URL path prefix, e.g. "/x/9fK…"; the base URL is http://host:port + path."""
+    api_key: str

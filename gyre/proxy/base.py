@@ -4,6 +4,8 @@ from typing import Protocol
 
 import msgspec
 
+from gyre.core.records import SessionAccess
+
 
 class EngineRoute(msgspec.Struct, frozen=True, kw_only=True):
     cell: int
@@ -18,14 +20,6 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: str
     harness: str
     """Name of the harness profile (role markers, canned answers)."""
-
-
-class SessionAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """How the harness of one execution reaches its session; both parts are unguessable."""
-
-    path: str
-    """URL path prefix, e.g. "/x/9fK…"; the base URL is http://host:port + path."""
-    api_key: str
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):

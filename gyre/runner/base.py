@@ -4,8 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from gyre.core.records import Outcome
-from gyre.proxy.base import SessionAccess
+from gyre.core.records import Outcome, SessionAccess
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

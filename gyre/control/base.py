@@ -1,0 +1,145 @@
+"""What the controller needs from the world. `live` and `simulation` each implement these and nothing else.
+
+The controller owns every decision; an implementation owns only the doing, and reports what happened.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from gyre.core.events import Event
+from gyre.core.records import Outcome
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """One queued execution; sandbox and harness are created only when it is launched."""
+
+    execution_id: str
+    group: int
+    """Dispatch number of its group, from 0."""
+    member: int
+    """0..N−1 inside the group."""
+    query: str
+    version: int
+    """v_d: version published when the group was dispatched."""
+
+
+class Queries(Protocol):
+    def query(self, group: int) -> str:
+        """The task instance of the group with this dispatch number. Pure, so that a resumed run asks the same."""
+        ...
+
+
+class Executions(Protocol):
+    async def run(self, ticket: Ticket) -> Outcome:
+        """Launches the execution and returns its outcome when it is closed and assessed. Never raises for what the
+        execution did; cancelling it kills the sandbox tree."""
+        ...
+
+
+class Work(Protocol):
+    """A micro-step as the controller sees it."""
+
+    @property
+    def micro_step_id(self) -> str: ...
+    @property
+    def groups(self) -> list[int]: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def cost(self) -> float: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+class WorkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over one processed micro-step."""
+
+    loss: float = 0.0
+    targets: int = 0
+    executions: int = 0
+    clipped_executions: int = 0
+    gap_count: int = 0
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+
+
+class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """All N executions closed, each with an outcome."""
+
+    group: int
+    query: str
+    version: int
+    outcomes: list[Outcome]
+    """[N], by member."""
+
+
+class Materializer(Protocol[W]):
+    async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[W]:
+        """Admission, target freezing, rows, packing of one group; `batch_executions` is BN. May be empty (no group
+        signal). Deterministic for a run seed and group."""
+        ...
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
+    calls_in_flight: int
+    rerouted: int
+
+
+class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    grad_norm: float
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """Same prompt, same weights: engine against core trainer, after a publication."""
+
+    cell: int
+    tokens: int
+    logprob_gap_max: float
+
+
+class Cells(Protocol[W]):
+    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different cells may run
+    concurrently, methods of one cell never do."""
+
+    async def set_admitting(self, cells: Sequence[int]) -> None:
+        """Engines that take new calls from now on."""
+        ...
+
+    async def leave_rollout(self, cell: int) -> Handoff:
+        """The cell no longer admits: move its running calls elsewhere, then free weights and KV."""
+        ...
+
+    async def enter_training(self, cell: int, version: int) -> None:
+        """Restore the training state; a satellite pulls the core's weights of `version`; gradients are zero."""
+        ...
+
+    async def train(self, cell: int, work: W) -> WorkResult: ...
+
+    async def leave_training(self, cell: int) -> None:
+        """Free the training state (core: keep parameters and optimizer in host memory)."""
+        ...
+
+    async def enter_rollout(self, cell: int, version: int) -> None:
+        """Restore the engine and load the published weights of `version`; it can admit afterwards."""
+        ...
+
+    async def update(self, members: int, final: bool) -> UpdateStats:
+        """Closes a batch on cells 0..members−1: sum gradients to the core, clip, one optimizer step. Unless `final` (a
+        publication follows and the satellites leave), the members then get the new weights and zero gradients."""
+        ...
+
+    async def publish(self, version: int, rollout_cells: Sequence[int]) -> list[Probe]:
+        """Brings the core's weights to every engine that now serves rollouts."""
+        ...
+
+    async def checkpoint(self, version: int) -> str:
+        """Saves what `version` needs to be resumed; returns the path."""
+        ...
+
+
+class Journal(Protocol):
+    def write(self, event: Event) -> None: ...
