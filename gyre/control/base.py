@@ -51,7 +51,8 @@ class Work(Protocol):
     def cost(self) -> float: ...
 
 
-W = TypeVar("W", bound=Work)
+W_co = TypeVar("W_co", bound=Work, covariant=True)
+W_contra = TypeVar("W_contra", bound=Work, contravariant=True)
 
 
 class WorkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +77,8 @@ class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):
     """[N], by member."""
 
 
-class Materializer(Protocol[W]):
-    async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[W]:
+class Materializer(Protocol[W_co]):
+    async def materialize(self, group: ReadyGroup, batch_executions: int) -> Sequence[W_co]:
         """Admission, target freezing, rows, packing of one group; `batch_executions` is BN. May be empty (no group
         signal). Deterministic for a run seed and group."""
         ...
@@ -101,7 +102,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     logprob_gap_max: float
 
 
-class Cells(Protocol[W]):
+class Cells(Protocol[W_contra]):
     """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different cells may run
     concurrently, methods of one cell never do."""
 
@@ -117,7 +118,7 @@ class Cells(Protocol[W]):
         """Restore the training state; a satellite pulls the core's weights of `version`; gradients are zero."""
         ...
 
-    async def train(self, cell: int, work: W) -> WorkResult: ...
+    async def train(self, cell: int, work: W_contra) -> WorkResult: ...
 
     async def leave_training(self, cell: int) -> None:
         """Free the training state (core: keep parameters and optimizer in host memory)."""

@@ -14,13 +14,13 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     t: float
 
 
-class RunStarted(_Event, tag="run_started"):
+class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     run_id: str
     resumed_from: int | None = None
     """Policy version of the checkpoint that this run continues from."""
 
 
-class GroupDispatched(_Event, tag="group_dispatched"):
+class GroupDispatched(_Event, frozen=True, kw_only=True, tag="group_dispatched"):
     group: int
     """Dispatch number of the group, from 0; group g holds executions g-0 … g-(N-1)."""
     query: str
@@ -28,14 +28,14 @@ class GroupDispatched(_Event, tag="group_dispatched"):
     """v_d: published version at dispatch."""
 
 
-class ExecutionStarted(_Event, tag="execution_started"):
+class ExecutionStarted(_Event, frozen=True, kw_only=True, tag="execution_started"):
     execution_id: str
     group: int
     query: str
     harness: str
 
 
-class ExecutionClosed(_Event, tag="execution_closed"):
+class ExecutionClosed(_Event, frozen=True, kw_only=True, tag="execution_closed"):
     execution_id: str
     group: int
     validity: str
@@ -46,11 +46,11 @@ class ExecutionClosed(_Event, tag="execution_closed"):
     """One sentence when the execution did not simply complete."""
 
 
-class GroupReady(_Event, tag="group_ready"):
+class GroupReady(_Event, frozen=True, kw_only=True, tag="group_ready"):
     group: int
 
 
-class TransitionStarted(_Event, tag="transition_started"):
+class TransitionStarted(_Event, frozen=True, kw_only=True, tag="transition_started"):
     cell: int
     source: Role
     target: Role
@@ -58,7 +58,7 @@ class TransitionStarted(_Event, tag="transition_started"):
     ready_groups: int
 
 
-class TransitionFinished(_Event, tag="transition_finished"):
+class TransitionFinished(_Event, frozen=True, kw_only=True, tag="transition_finished"):
     cell: int
     source: Role
     target: Role
@@ -69,7 +69,7 @@ class TransitionFinished(_Event, tag="transition_finished"):
     seconds: float
 
 
-class CellJoined(_Event, tag="cell_joined"):
+class CellJoined(_Event, frozen=True, kw_only=True, tag="cell_joined"):
     cell: int
     step: int
     version: int
@@ -78,7 +78,7 @@ class CellJoined(_Event, tag="cell_joined"):
     """True when micro-steps of this batch had already been processed: the cell joined under way."""
 
 
-class MicroStepDone(_Event, tag="micro_step_done"):
+class MicroStepDone(_Event, frozen=True, kw_only=True, tag="micro_step_done"):
     cell: int
     step: int
     micro_step: str
@@ -88,13 +88,13 @@ class MicroStepDone(_Event, tag="micro_step_done"):
     seconds: float
 
 
-class CellLeft(_Event, tag="cell_left"):
+class CellLeft(_Event, frozen=True, kw_only=True, tag="cell_left"):
     cell: int
     step: int
     micro_steps: int
 
 
-class StepDone(_Event, tag="step_done"):
+class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     step: int
     """Steps taken so far, from 1; equals the policy version after this step."""
     groups: list[int]
@@ -115,7 +115,7 @@ class StepDone(_Event, tag="step_done"):
     seconds: float
 
 
-class PublicationProbed(_Event, tag="publication_probed"):
+class PublicationProbed(_Event, frozen=True, kw_only=True, tag="publication_probed"):
     version: int
     cell: int
     tokens: int
@@ -123,17 +123,17 @@ class PublicationProbed(_Event, tag="publication_probed"):
     """Max |core trainer − engine| log-prob over a probe answer that the engine sampled at exactly this version."""
 
 
-class Published(_Event, tag="published"):
+class Published(_Event, frozen=True, kw_only=True, tag="published"):
     version: int
     seconds: float
 
 
-class CheckpointSaved(_Event, tag="checkpoint_saved"):
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     version: int
     path: str
 
 
-class LedgerSampled(_Event, tag="ledger"):
+class LedgerSampled(_Event, frozen=True, kw_only=True, tag="ledger"):
     d: int
     p: int
     f: int
@@ -142,17 +142,17 @@ class LedgerSampled(_Event, tag="ledger"):
     roles: list[Role]
 
 
-class InvariantBroken(_Event, tag="invariant_broken"):
+class InvariantBroken(_Event, frozen=True, kw_only=True, tag="invariant_broken"):
     name: str
     detail: str
 
 
-class ProcessLost(_Event, tag="process_lost"):
+class ProcessLost(_Event, frozen=True, kw_only=True, tag="process_lost"):
     name: str
     detail: str
 
 
-class RunFinished(_Event, tag="run_finished"):
+class RunFinished(_Event, frozen=True, kw_only=True, tag="run_finished"):
     reason: Literal["completed", "interrupted", "failed"]
     detail: str = ""
 

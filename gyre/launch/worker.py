@@ -1,0 +1,79 @@
+"""Entry of every worker process: `python -m gyre.launch.worker`, the order on standard input.
+
+The first line of stdin is a `WorkerOrder`. The pipe then stays open for as long as the supervisor lives: its end of
+file means that nobody is left to want this worker, and the worker ends too. SIGTERM asks for an orderly end.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import signal
+import sys
+import typing
+from typing import cast
+
+import msgspec
+
+from gyre.launch.base import WorkerContext, WorkerMain
+
+log = logging.getLogger("gyre.worker")
+
+
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    entry: str
+    config: msgspec.Raw
+    address: str
+    secret: str
+    ready_fd: int
+
+
+def load_entry(entry: str) -> tuple[WorkerMain, type[msgspec.Struct]]:
+    """Resolves `package.module:function`; the type of its first parameter is the worker's config."""
+    module, _, name = entry.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    first = next(iter(inspect.signature(function).parameters))
+    return cast(WorkerMain, function), typing.get_type_hints(function)[first]
+
+
+async def _run(order: WorkerOrder) -> None:
+    function, config_type = load_entry(order.entry)
+    config = msgspec.json.decode(bytes(order.config), type=config_type)
+
+    def ready() -> None:
+        os.write(order.ready_fd, b"ready")
+        os.close(order.ready_fd)
+
+    context = WorkerContext(name=order.name, address=order.address, secret=order.secret, ready=ready)
+    main = asyncio.ensure_future(function(config, context))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, main.cancel)
+    supervisor = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(supervisor), sys.stdin)
+    watch = asyncio.ensure_future(supervisor.read())
+    await asyncio.wait({main, watch}, return_when=asyncio.FIRST_COMPLETED)
+    if not main.done():
+        log.warning("%s: the supervisor is gone, ending", order.name)
+        main.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await main
+    watch.cancel()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # Ctrl-C reaches the whole terminal group; the supervisor decides the order in which things end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Read exactly one line without buffering past it: the rest of the pipe is the supervisor's life line.
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    asyncio.run(_run(msgspec.json.decode(bytes(line), type=WorkerOrder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Workers that the launch tests start as real processes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from gyre.core.errors import NotReady
+from gyre.launch.base import WorkerContext
+from gyre.rpc import serve
+
+
+class EchoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    greeting: str
+    broken: bool = False
+    deaf: bool = False
+
+
+class Echo(Protocol):
+    async def greet(self, name: str, times: int) -> str: ...
+    async def refuse(self) -> None: ...
+    def count(self, n: int) -> AsyncIterator[int]: ...
+
+
+class EchoService:
+    def __init__(self, greeting: str) -> None:
+        self.greeting = greeting
+        self.cancelled = 0
+
+    async def greet(self, name: str, times: int) -> str:
+        return " ".join([f"{self.greeting} {name}"] * times)
+
+    async def refuse(self) -> None:
+        raise NotReady("no weights yet")
+
+    async def count(self, n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            yield i
+            await asyncio.sleep(0)
+
+
+async def main(config: EchoConfig, context: WorkerContext) -> None:
+    if config.broken:
+        raise RuntimeError("broken on purpose")
+    server = await serve(EchoService(config.greeting), Echo, context.address, context.secret)
+    if not config.deaf:
+        context.ready()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.stop()
