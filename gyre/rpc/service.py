@@ -2,6 +2,7 @@
 
 import collections.abc
 import inspect
+import types
 import typing
 from typing import Any
 
@@ -41,16 +42,15 @@ class Method:
             (result,) = typing.get_args(result)
         elif not inspect.iscoroutinefunction(function):
             raise TypeError(f"{name}: a service method is `async def` or returns AsyncIterator")
-        argument_types = tuple(hints[p] for p in parameters)
-        # `tuple[()]` is how typing spells the empty argument list.
-        self._arguments = msgspec.msgpack.Decoder(tuple[argument_types] if argument_types else tuple[()])
+        arguments = types.GenericAlias(tuple, tuple(hints[p] for p in parameters))
+        self._arguments: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(arguments)
         self._result = msgspec.msgpack.Decoder(result)
 
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
         return _encoder.encode(arguments)
 
     def decode_arguments(self, data: bytes) -> tuple[Any, ...]:
-        return typing.cast(tuple[Any, ...], self._arguments.decode(data))
+        return self._arguments.decode(data)
 
     def encode_result(self, result: Any) -> bytes:
         return _encoder.encode(result)

@@ -1,0 +1,94 @@
+"""Reading typed configuration: TOML file, `section.key=value` overrides, msgspec structs.
+
+An unknown key, a wrong type or a value out of range is a `ConfigError` of one sentence that names the file, the key and
+what is allowed. Field annotations of type `pathlib.Path` are resolved against the file's directory.
+"""
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gyre.core.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def load(path: Path, overrides: Sequence[str], type_: type[T]) -> T:
+    """The configuration in `path` with the overrides applied, as `type_`. Raises ConfigError."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    for override in overrides:
+        _override(data, override)
+    return decode(data, type_, where=str(path), base=path.parent)
+
+
+def decode(data: dict[str, Any], type_: type[T], *, where: str, base: Path) -> T:
+    """Checks keys and types of `data` against `type_`; relative paths are taken from `base`."""
+    _check_keys(data, type_, where, ())
+
+    def convert(kind: type, value: Any) -> Any:
+        if kind is Path and isinstance(value, str):
+            return (base / value).resolve()
+        raise NotImplementedError(kind)
+
+    try:
+        return msgspec.convert(data, type_, dec_hook=convert)
+    except msgspec.ValidationError as error:
+        message, _, location = str(error).partition(" - at ")
+        key = location.strip("`").removeprefix("$").strip(".") or "(top level)"
+        raise ConfigError(f"{where}: {key}: {message[0].lower()}{message[1:]}") from None
+
+
+def dump(config: msgspec.Struct) -> str:
+    """TOML text that `load` reads back to an equal config."""
+    return msgspec.toml.encode(config, enc_hook=str).decode()
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: write it as section.key=value")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"override {override!r}: {section} is a value, not a section")
+    data[last] = value
+
+
+def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, ...]) -> None:
+    hints = typing.get_type_hints(type_)
+    known = {field.encode_name: hints[field.name] for field in msgspec.structs.fields(type_)}
+    for key, value in data.items():
+        full = ".".join((*path, key))
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            allowed = ", ".join(sorted(known))
+            raise ConfigError(f"{where}: {full} is not a known key; {hint}allowed here: {allowed}")
+        struct = _struct_of(known[key])
+        if isinstance(value, dict) and struct is not None:
+            _check_keys(value, struct, where, (*path, key))
+
+
+def _struct_of(annotation: Any) -> type | None:
+    """The Struct type in `X` or `X | None`, if any."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((a for a in map(_struct_of, typing.get_args(annotation)) if a is not None), None)
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return annotation
+    return None

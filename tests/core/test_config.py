@@ -1,0 +1,58 @@
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from gyre.core.config import dump, load
+from gyre.core.errors import ConfigError
+
+
+class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    steps: Annotated[int, msgspec.Meta(ge=1)] = 1
+    rate: float = 0.5
+    name: str = "x"
+
+
+class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    inner: Inner = Inner()
+    model: Path | None = None
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_file_overrides_and_paths(tmp_path: Path) -> None:
+    path = write(tmp_path, 'model = "m/tiny"\n[inner]\nsteps = 3\n')
+    config = load(path, ["inner.rate=2", "inner.name=claude-code"], Outer)
+    assert config == Outer(inner=Inner(steps=3, rate=2.0, name="claude-code"), model=tmp_path / "m/tiny")
+    again = write(tmp_path, dump(config))
+    assert load(again, [], Outer) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "sentence"),
+    [
+        ("[inner]\nstep = 3", [], "inner.step is not a known key; did you mean 'steps'"),
+        ("[iner]\nsteps = 3", [], "iner is not a known key; did you mean 'inner'"),
+        ("[inner]\nsteps = 0", [], "inner.steps: expected `int` >= 1"),
+        ('[inner]\nsteps = "3"', [], "inner.steps: expected `int`, got `str`"),
+        ("", ["inner.steps=no"], "inner.steps: expected `int`, got `str`"),
+        ("", ["inner.steps"], "write it as section.key=value"),
+        ("", ["model.x=1"], "model: expected"),
+        ("[inner", [], "is not valid TOML"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, text: str, overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(write(tmp_path, text), overrides, Outer)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value).strip()
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read"):
+        load(tmp_path / "nowhere.toml", [], Outer)
