@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import tomli_w
 
 from gyre.core.errors import ConfigError
 
@@ -39,7 +40,7 @@ def decode(data: dict[str, Any], type_: type[T], *, where: str, base: Path) -> T
     def convert(kind: type, value: Any) -> Any:
         if kind is Path and isinstance(value, str):
             return (base / value).resolve()
-        raise NotImplementedError(kind)
+        raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
 
     try:
         return msgspec.convert(data, type_, dec_hook=convert)
@@ -50,8 +51,14 @@ def decode(data: dict[str, Any], type_: type[T], *, where: str, base: Path) -> T
 
 
 def dump(config: msgspec.Struct) -> str:
-    """TOML text that `load` reads back to an equal config."""
-    return msgspec.toml.encode(config, enc_hook=str).decode()
+    """TOML text that `load` reads back to an equal config. Absent optional values are left out: TOML has no null."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(config, enc_hook=str)))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def _override(data: dict[str, Any], override: str) -> None:

@@ -1,0 +1,29 @@
+# Two commands: `make demo` runs the main job, `make test` runs everything that CI runs. Both set up what is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint unit e2e clean
+
+help:
+	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
+	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
+
+setup:
+	@PYTHON=$(PYTHON) scripts/setup.sh
+
+demo: setup
+	$(BIN)/gyre train examples/quickstart.toml $(ARGS)
+
+test: setup lint unit
+
+lint:
+	$(BIN)/ruff check gyre tests examples benchmarks
+	$(BIN)/ruff format --check gyre tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit:
+	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+clean:
+	rm -rf .venv .cache
