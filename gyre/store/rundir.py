@@ -1,0 +1,73 @@
+"""The paths of a run directory (DESIGN §9): `config.toml`, `gyre.sqlite`, `checkpoints/`, `workspaces/`, `logs/`."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from gyre.core.errors import ConfigError
+from gyre.store.store import RunStore
+
+_CHECKPOINT = re.compile(r"v(\d{6,})")
+
+
+class Checkpoint(NamedTuple):
+    version: int
+    path: Path
+
+
+class RunDir:
+    """One run on disk. Make it with `create` or `open`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.toml"
+        self.database = root / "gyre.sqlite"
+        self.checkpoints = root / "checkpoints"
+        self.workspaces = root / "workspaces"
+        self.logs = root / "logs"
+
+    @classmethod
+    def create(cls, root: Path, config_text: str) -> Self:
+        """A new run with this effective config. Raises ConfigError when `root` is taken or cannot be made."""
+        run = cls(root)
+        if run.database.exists():
+            raise ConfigError(
+                f"{root} already holds a run: continue it with --resume {root}, or choose another --run-dir."
+            )
+        if root.is_dir() and any(root.iterdir()):
+            raise ConfigError(f"{root} is not empty and is no run: choose another --run-dir.")
+        try:
+            for directory in (run.checkpoints, run.workspaces, run.logs):
+                directory.mkdir(parents=True, exist_ok=True)
+            run.config.write_text(config_text)
+        except OSError as error:
+            raise ConfigError(
+                f"{root} cannot be made a run directory ({error.strerror}): choose another --run-dir."
+            ) from error
+        run.open_store().close()
+        return run
+
+    @classmethod
+    def open(cls, root: Path) -> Self:
+        """An existing run. Raises ConfigError when `root` is none."""
+        run = cls(root)
+        if not root.is_dir():
+            raise ConfigError(f"{root} does not exist: pass the run directory that `gyre train` printed.")
+        for part in (run.config, run.database):
+            if not part.is_file():
+                raise ConfigError(f"{root} has no {part.name}: it is not a run directory made by `gyre train`.")
+        return run
+
+    def open_store(self, *, read_only: bool = False) -> RunStore:
+        return RunStore(self.database, read_only=read_only)
+
+    def checkpoint_path(self, version: int) -> Path:
+        """Place of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
+        return self.checkpoints / f"v{version:06d}"
+
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The complete checkpoint of the highest version, or None when there is none yet."""
+        if not self.checkpoints.is_dir():
+            return None
+        found = ((_CHECKPOINT.fullmatch(entry.name), entry) for entry in self.checkpoints.iterdir() if entry.is_dir())
+        return max((Checkpoint(int(match[1]), entry) for match, entry in found if match), default=None)
