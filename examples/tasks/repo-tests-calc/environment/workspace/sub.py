@@ -1,0 +1,1 @@
+def sub(a, b): return a * b

@@ -1,0 +1,6 @@
+#!/bin/bash
+set -e
+cd /app
+sed -i 's/-/+/' add.py
+sed -i 's/*/-/' sub.py
+sed -i 's/+/*/' mul.py

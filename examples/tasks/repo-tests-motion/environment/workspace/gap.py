@@ -1,0 +1,1 @@
+def gap(x, y): return x + y

@@ -1,0 +1,1 @@
+def way(x, y): return x - y
