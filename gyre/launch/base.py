@@ -49,6 +49,9 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
+    secret: str
+    """What RPC clients of the started processes must present."""
+
     async def start(self, spec: ProcessSpec) -> Process:
         """Returns when the process is ready. Raises GyreError with the tail of its log when it is not ready in time."""
         ...

@@ -1,0 +1,41 @@
+"""`Executions` on a real proxy and runner: session → sandbox and harness → close → assessment → outcome."""
+
+from pathlib import Path
+
+from gyre.control.base import Ticket
+from gyre.core.records import Outcome
+from gyre.proxy.base import ProxyControl, SessionSpec
+from gyre.runner.base import Budgets, ExecutionSpec, Runner
+
+
+class LiveExecutions:
+    def __init__(
+        self, proxy: ProxyControl, runner: Runner, tasks: dict[str, Path], harness: str, budgets: Budgets
+    ) -> None:
+        self._proxy = proxy
+        self._runner = runner
+        self._tasks = tasks
+        self._harness = harness
+        self._budgets = budgets
+
+    async def run(self, ticket: Ticket) -> Outcome:
+        execution_id = ticket.execution_id
+        access = await self._proxy.open_session(SessionSpec(execution_id=execution_id, harness=self._harness))
+        spec = ExecutionSpec(
+            execution_id=execution_id,
+            task=str(self._tasks[ticket.query]),
+            harness=self._harness,
+            access=access,
+            budgets=self._budgets,
+        )
+        try:
+            await self._runner.start(spec)
+            await self._runner.wait_closed(execution_id)
+        except BaseException:
+            await self._runner.cancel(execution_id)
+            raise
+        finally:
+            # The record is complete before the outcome exists: nothing is served while the evaluator works.
+            await self._proxy.close_session(execution_id)
+        report = await self._runner.wait(execution_id)
+        return report.outcome
