@@ -142,6 +142,19 @@ class LedgerSampled(_Event, frozen=True, kw_only=True, tag="ledger"):
     roles: list[Role]
 
 
+class ProxySampled(_Event, frozen=True, kw_only=True, tag="proxy"):
+    """Counters of the proxy workers, summed over them; at each step end and at the end of the run. A counter that goes
+    back was restarted with its worker."""
+
+    calls: int
+    prompt_mismatches: int
+    """Answers that an engine gave for other prompt ids than the ones sent; must be 0."""
+    harness_errors_from_transitions: int
+    """Calls whose harness saw an error because a cell changed its role; must be 0."""
+    retries: int
+    """Requests that were recognised as a repeat of a call and attached to it or replayed."""
+
+
 class InvariantBroken(_Event, frozen=True, kw_only=True, tag="invariant_broken"):
     name: str
     detail: str
@@ -173,6 +186,7 @@ Event = (
     | Published
     | CheckpointSaved
     | LedgerSampled
+    | ProxySampled
     | InvariantBroken
     | ProcessLost
     | RunFinished
