@@ -1,0 +1,138 @@
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from gyre.core.errors import WeightsUnavailable
+from gyre.transport.base import WeightRef
+from gyre.transport.shm import ShmTransport
+from gyre.transport.state import checksum, published_state
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "b.weight": torch.randn(4, 3, generator=generator),
+        "a.weight": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "scalar": torch.tensor(7),
+    }
+
+
+@pytest.fixture
+def transport(tmp_path):
+    return ShmTransport(str(tmp_path / "weights"))
+
+
+def test_pull_returns_the_published_bits(transport):
+    published = tensors()
+    pulled = transport.pull(transport.publish(3, published))
+    assert pulled.keys() == published.keys()
+    for name, tensor in published.items():
+        assert pulled[name].dtype == tensor.dtype
+        assert torch.equal(pulled[name], tensor)
+
+
+def test_snapshots_are_immutable(transport):
+    source = tensors()
+    ref = transport.publish(0, source)
+    source["b.weight"].add_(1.0)
+    transport.pull(ref)["b.weight"].zero_()
+    assert torch.equal(transport.pull(ref)["b.weight"], tensors()["b.weight"])
+
+
+def test_two_contents_of_one_version_do_not_mix(transport):
+    old = transport.publish(1, tensors(0))
+    new = transport.publish(1, tensors(1))
+    assert old.checksum != new.checksum
+    assert torch.equal(transport.pull(old)["b.weight"], tensors(0)["b.weight"])
+    assert torch.equal(transport.pull(new)["b.weight"], tensors(1)["b.weight"])
+
+
+def test_retire_drops_other_versions_but_not_mapped_tensors(transport):
+    first, second = transport.publish(1, tensors(1)), transport.publish(2, tensors(2))
+    mapped = transport.pull(first)
+    transport.retire({2})
+    with pytest.raises(WeightsUnavailable, match="version 1 is gone"):
+        transport.pull(first)
+    assert torch.equal(mapped["b.weight"], tensors(1)["b.weight"])
+    assert checksum(transport.pull(second)) == second.checksum
+
+
+def test_damage_is_found(transport):
+    ref = transport.publish(1, tensors())
+    with open(ref.uri, "r+b") as file:
+        file.seek(-1, 2)
+        byte = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(WeightsUnavailable, match="damaged"):
+        transport.pull(ref)
+
+
+def test_truncation_is_found(transport):
+    ref = transport.publish(1, tensors())
+    with open(ref.uri, "r+b") as file:
+        file.truncate(20)
+    with pytest.raises(WeightsUnavailable, match="cannot be read"):
+        transport.pull(ref)
+
+
+def test_another_process_pulls(transport):
+    ref = transport.publish(5, tensors())
+    program = (
+        "import sys, msgspec\n"
+        "from gyre.transport.base import WeightRef\n"
+        "from gyre.transport.shm import ShmTransport\n"
+        "from gyre.transport.state import checksum\n"
+        "print(checksum(ShmTransport(sys.argv[1]).pull(msgspec.json.decode(sys.argv[2], type=WeightRef))))\n"
+    )
+    argv = [sys.executable, "-c", program, str(transport.root), msgspec.json.encode(ref).decode()]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == ref.checksum
+
+
+@pytest.mark.parametrize("change", ["value", "name", "dtype", "shape"])
+def test_checksum_sees_every_change(change):
+    base, other = tensors(), tensors()
+    if change == "value":
+        other["b.weight"][0, 0] += 1e-6
+    elif change == "name":
+        other["c.weight"] = other.pop("b.weight")
+    elif change == "dtype":
+        other["scalar"] = other["scalar"].to(torch.int32)
+    else:
+        other["b.weight"] = other["b.weight"].reshape(3, 4)
+    assert checksum(other) != checksum(base)
+
+
+def test_checksum_ignores_insertion_order_and_strides():
+    base = tensors()
+    other = dict(reversed(base.items()))
+    other["b.weight"] = base["b.weight"].t().contiguous().t()
+    assert checksum(other) == checksum(base)
+
+
+def test_tied_tensors_are_published_once():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(4, 2)
+            self.head = torch.nn.Linear(2, 4, bias=False)
+            self.head.weight = self.embed.weight
+
+    assert list(published_state(Tied())) == ["embed.weight"]
+
+
+def test_a_negative_version_is_refused(transport):
+    with pytest.raises(ValueError, match="version -1"):
+        transport.publish(-1, tensors())
+
+
+def test_the_transport_satisfies_the_protocol(transport):
+    from gyre.transport.base import WeightTransport
+
+    def use(value: WeightTransport) -> WeightRef:
+        return value.publish(0, tensors())
+
+    assert use(transport).version == 0
