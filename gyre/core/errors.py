@@ -29,6 +29,10 @@ class WeightsUnavailable(GyreError):
     """A published weight version could not be read completely."""
 
 
+class GroupBroken(GyreError):
+    """A gradient reduction between cells failed: a member died, hung or never came. The local gradients are intact."""
+
+
 class SandboxError(GyreError):
     """A sandbox could not be created or died for a reason that is not the harness's."""
 

@@ -1,0 +1,86 @@
+"""What megatron-core 0.16.1 needs in order to train without CUDA. With CUDA, `install` changes nothing.
+
+Megatron asks torch for "the current CUDA device" wherever it allocates, so that one question is answered with the CPU.
+Three of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
+One function asserts a CUDA type name and is replaced. Nothing is patched per operator, so a forward or backward pass
+costs what it costs without this module (notes/training.md §2.3; measured in tests/platform/test_cpu.py).
+"""
+
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_CPU = torch.device("cpu")
+_HARD_CODED = (
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.optimizer.clip_grads",
+    "megatron.core.pipeline_parallel.schedules",
+)
+"""Modules that allocate with a literal `device="cuda"` on the paths that Gyre uses."""
+
+_installed = False
+
+
+def install() -> None:
+    """Makes megatron-core usable on this machine. Call it before the first megatron import; more calls do nothing."""
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    _answer_cuda_questions()
+    _import_megatron_without_compiler()
+    for name in _HARD_CODED:
+        importlib.import_module(name).__dict__["torch"] = _TorchOnCpu()
+    importlib.import_module("megatron.core.optimizer.optimizer").__dict__["clip_grad_by_total_norm_fp32"] = _clip
+    _installed = True
+
+
+def _answer_cuda_questions() -> None:
+    torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
+    torch.cuda.synchronize = lambda *_: None
+
+
+def _import_megatron_without_compiler() -> None:
+    """Small Megatron functions are decorated with `torch.compile` at import; on a CPU that means a C++ compiler and
+    seconds of waiting for nothing."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        jit = importlib.import_module("megatron.core.jit")
+    finally:
+        if before is None:
+            del os.environ["TORCHDYNAMO_DISABLE"]
+        else:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+    jit.disable_jit_fuser()
+
+
+class _TorchOnCpu(ModuleType):
+    """`torch`, except that factory functions called with `device="cuda"` allocate on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.tensor(*args, **_on_cpu(kwargs))
+
+    def zeros(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(*args, **_on_cpu(kwargs))
+
+
+def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": _CPU} if kwargs.get("device") == "cuda" else kwargs
+
+
+def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
+    """Megatron's `clip_grad_by_total_norm_fp32` without its assertion on the CUDA type name."""
+    if use_decoupled_grad:
+        raise ValueError("decoupled gradients belong to the precision-aware optimizer, which needs CUDA")
+    coefficient = max_norm / (total_norm + 1.0e-6)
+    if coefficient < 1.0:
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], coefficient)

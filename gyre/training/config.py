@@ -1,0 +1,60 @@
+"""Configuration of a trainer process."""
+
+import msgspec
+
+from gyre.training.objective import ObjectiveConfig
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layout of a cell; the same for all cells of a run."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+
+class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Adam with decoupled weight decay; the defaults are the paper's."""
+
+    learning_rate: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-15
+    weight_decay: float = 0.01
+    """Not applied to one-dimensional parameters."""
+    clip_norm: float = 1.0
+    """Global gradient norm above which the gradient is scaled down."""
+
+
+class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training rank of a cell."""
+
+    cell: int
+    """Index of the cell; 0 is the core."""
+    cells: int
+    """K."""
+    model_dir: str
+    """Hugging Face directory with config, tokenizer and the initial weights."""
+    transport_root: str
+    """Directory of the shared-memory weight transport."""
+    store: str
+    """host:port of the rendezvous store that the controller serves (`groups.StoreServer`)."""
+    host: str = "127.0.0.1"
+    """Address at which the other cells reach this one."""
+    rank: int = 0
+    """Rank inside the cell."""
+    parallel: ParallelConfig = ParallelConfig()
+    incarnation: int = 0
+    """Counts restarts of the cell, so that a new process never meets the rendezvous keys of a dead one."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    temperature: float = 1.0
+    """Temperature of the rollouts: log-probabilities are those of the distribution that was sampled from."""
+    group_timeout_s: float = 30.0
+    """Longest wait for another member in a gradient reduction."""
+    threads: int = 1
+    seed: int = 0

@@ -1,0 +1,161 @@
+"""Hugging Face ↔ Megatron parameters, exact in both directions and for every tensor- and pipeline-parallel layout.
+
+Each Megatron parameter of this rank has one `Rule`: the Hugging Face tensors it is made of, the axis along which each
+of those is sharded over tensor-parallel ranks, and how the shards are joined into the Megatron tensor. The same rules
+carry anything that has the shape of the parameters, such as optimizer moments.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from gyre.core.errors import WeightsUnavailable
+from gyre.training.megatron.model import PolicyModel
+
+Join = Literal["one", "gate_up", "qkv"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one Megatron parameter is made from Hugging Face tensors."""
+
+    megatron: str
+    hf: tuple[str, ...]
+    axis: int | None
+    """Axis of every `hf` tensor that tensor-parallel ranks share out; None when all ranks hold all of it."""
+    join: Join = "one"
+
+
+def rules(model: PolicyModel) -> list[Rule]:
+    """The rules of the parameters on this rank, in a fixed order. Tied output weights have no rule on the first stage:
+    they are the embedding."""
+    found: list[Rule] = []
+    if model.pre_process:
+        found.append(Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), 0))
+    for index, layer in enumerate(model.decoder.layers):
+        found += _layer_rules(f"decoder.layers.{index}.", f"model.layers.{layer.layer_number - 1}.", model)
+    if model.post_process:
+        found.append(Rule("decoder.final_layernorm.weight", ("model.norm.weight",), None))
+        tied = model.share_embeddings_and_output_weights
+        if not (tied and model.pre_process):
+            source = "model.embed_tokens.weight" if tied else "lm_head.weight"
+            found.append(Rule("output_layer.weight", (source,), 0))
+    return found
+
+
+def _layer_rules(mcore: str, hf: str, model: PolicyModel) -> Iterator[Rule]:
+    attention, mlp = hf + "self_attn.", hf + "mlp."
+    yield Rule(mcore + "input_layernorm.weight", (hf + "input_layernorm.weight",), None)
+    qkv = tuple(f"{attention}{x}_proj.weight" for x in "qkv")
+    yield Rule(mcore + "self_attention.linear_qkv.weight", qkv, 0, "qkv")
+    if model.config.qk_layernorm:
+        yield Rule(mcore + "self_attention.q_layernorm.weight", (attention + "q_norm.weight",), None)
+        yield Rule(mcore + "self_attention.k_layernorm.weight", (attention + "k_norm.weight",), None)
+    yield Rule(mcore + "self_attention.linear_proj.weight", (attention + "o_proj.weight",), 1)
+    yield Rule(mcore + "pre_mlp_layernorm.weight", (hf + "post_attention_layernorm.weight",), None)
+    gate_up = (mlp + "gate_proj.weight", mlp + "up_proj.weight")
+    yield Rule(mcore + "mlp.linear_fc1.weight", gate_up, 0, "gate_up")
+    yield Rule(mcore + "mlp.linear_fc2.weight", (mlp + "down_proj.weight",), 1)
+
+
+def mark_shards(model: PolicyModel) -> None:
+    """Tells Megatron which parameters are shards, so that the gradient norm counts replicated ones once. Megatron does
+    this itself only when it initialises parameters."""
+    parameters = dict(model.named_parameters())
+    for rule in rules(model):
+        parameter = parameters[rule.megatron]
+        parameter.tensor_model_parallel = rule.axis is not None
+        parameter.partition_dim = -1 if rule.axis is None else rule.axis
+        parameter.partition_stride = 1
+
+
+@torch.no_grad()
+def scatter(model: PolicyModel, whole: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
+    """Fills `into` (Megatron name → this rank's tensor) from whole Hugging Face tensors. Raises WeightsUnavailable
+    when one is missing or has another shape; then `into` may be partly filled."""
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    for rule in rules(model):
+        missing = [name for name in rule.hf if name not in whole]
+        if missing:
+            raise WeightsUnavailable(f"the weights lack {missing[0]}, which {rule.megatron} is made of")
+        parts = [_shard(whole[name], rule.axis, rank, size) for name in rule.hf]
+        joined = _join(parts, rule.join, model.config)
+        target = into[rule.megatron]
+        if joined.shape != target.shape:
+            raise WeightsUnavailable(
+                f"{', '.join(rule.hf)} give shape {tuple(joined.shape)}, but {rule.megatron} has {tuple(target.shape)}"
+            )
+        target.copy_(joined)
+
+
+@torch.no_grad()
+def gather(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `scatter`: whole Hugging Face tensors from every rank's `local`, complete on the cell's rank 0
+    and empty elsewhere. Collective over the cell. Tensors may share memory with `local`."""
+    mine: dict[str, torch.Tensor] = {}
+    for rule in rules(model):
+        for name, part in zip(rule.hf, _split(local[rule.megatron], rule.join, model.config), strict=True):
+            mine[name] = _unshard(part, rule.axis)
+    if dist.get_world_size() == 1:
+        return mine
+    return _collect_stages(mine)
+
+
+def _collect_stages(mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Brings the tensors of the other pipeline stages to rank 0."""
+    leads = parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
+    heads: list[Any] = [None] * dist.get_world_size()
+    shapes = {name: (tuple(t.shape), t.dtype) for name, t in mine.items()} if leads else {}
+    dist.all_gather_object(heads, shapes)
+    rank = dist.get_rank()
+    result = dict(mine) if rank == 0 else {}
+    for source, head in enumerate(heads[1:], start=1):
+        for name, (shape, dtype) in head.items():
+            if rank == source:
+                dist.send(mine[name].contiguous(), 0)
+            elif rank == 0:
+                received = torch.empty(shape, dtype=dtype, device=next(iter(mine.values())).device)
+                dist.recv(received, source)
+                result.setdefault(name, received)
+    return result
+
+
+def _shard(tensor: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
+    return tensor if axis is None else tensor.chunk(size, dim=axis)[rank]
+
+
+def _unshard(part: torch.Tensor, axis: int | None) -> torch.Tensor:
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    if axis is None or size == 1:
+        return part
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(size)]
+    dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    return torch.cat(parts, dim=axis)
+
+
+def _join(parts: list[torch.Tensor], join: Join, config: Any) -> torch.Tensor:
+    if join == "one":
+        return parts[0]
+    if join == "gate_up":
+        return torch.cat(parts)
+    q, k, v = parts
+    # Megatron orders rows by query group: the group's query heads, its key head, its value head.
+    dim, hidden = config.kv_channels, q.shape[1]
+    groups = k.shape[0] // dim
+    return torch.cat([x.reshape(groups, -1, hidden) for x in (q, k, v)], dim=1).reshape(-1, hidden)
+
+
+def _split(tensor: torch.Tensor, join: Join, config: Any) -> list[torch.Tensor]:
+    if join == "one":
+        return [tensor]
+    if join == "gate_up":
+        return list(tensor.chunk(2))
+    dim, hidden = config.kv_channels, tensor.shape[1]
+    heads = config.num_attention_heads // config.num_query_groups
+    grouped = tensor.reshape(-1, (heads + 2) * dim, hidden)
+    return [x.reshape(-1, hidden) for x in torch.split(grouped, [heads * dim, dim, dim], dim=1)]
