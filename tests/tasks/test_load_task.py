@@ -1,0 +1,112 @@
+"""Task directories: what is read, and that a broken one is refused by name before anything is launched."""
+
+from pathlib import Path
+
+import pytest
+
+from gyre.core.errors import TaskError
+from gyre.tasks import load_task, load_tasks
+
+
+def write_task(root: Path, name: str = "hello", manifest: str = "", workspace: bool = True) -> Path:
+    directory = root / name
+    (directory / "tests").mkdir(parents=True)
+    (directory / "task.toml").write_text(manifest)
+    (directory / "instruction.md").write_text("Say hi.\n")
+    (directory / "tests/test.sh").write_text("exit 0\n")
+    if workspace:
+        (directory / "environment/workspace").mkdir(parents=True)
+    return directory
+
+
+def test_fields_are_read_and_unknown_keys_stay_in_raw(tmp_path: Path) -> None:
+    manifest = """
+    schema_version = "1.4"
+    [agent]
+    timeout_sec = 60
+    [verifier]
+    timeout_sec = 5.5
+    env = {A = "1"}
+    [environment]
+    workdir = "/srv/work"
+    memory_mb = 256
+    cpus = 1
+    env = {LANG = "C"}
+    [from_the_future]
+    key = 1
+    """
+    task = load_task(write_task(tmp_path, manifest=manifest))
+    assert (task.name, task.instruction, task.workdir) == ("hello", "Say hi.", "/srv/work")
+    assert (task.agent_timeout_s, task.verifier_timeout_s) == (60.0, 5.5)
+    assert (task.env, task.verifier_env, task.limits.memory_mb) == ({"LANG": "C"}, {"A": "1"}, 256)
+    assert task.raw["from_the_future"] == {"key": 1}
+    assert task.workspace == task.path / "environment/workspace"
+    assert task.solution is None
+
+
+def test_defaults_without_any_section(tmp_path: Path) -> None:
+    task = load_task(write_task(tmp_path, workspace=False))
+    assert (task.workdir, task.agent_timeout_s, task.workspace) == ("/app", None, None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "part"),
+    [("task.toml", "task.toml"), ("instruction.md", "instruction.md"), ("tests/test.sh", "tests/test.sh")],
+)
+def test_a_missing_part_is_named(tmp_path: Path, missing: str, part: str) -> None:
+    directory = write_task(tmp_path)
+    (directory / missing).unlink()
+    with pytest.raises(TaskError, match=part) as raised:
+        load_task(directory)
+    assert str(directory) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "part"),
+    [
+        ("not toml", "task.toml is not valid TOML"),
+        ("[agent]\ntimeout_sec = 'soon'", "agent.timeout_sec"),
+        ("[agent]\ntimeout_sec = -1", "agent.timeout_sec"),
+        ("[agent]\ntimeout_sec = nan", "agent.timeout_sec"),
+        ("[environment]\nworkdir = 'app'", "environment.workdir"),
+        ("[environment]\nworkdir = '/usr/share'", "environment.workdir"),
+        ("[environment]\nworkdir = '/app/../etc'", "environment.workdir"),
+        ("[environment]\nenv = {A = 1}", "environment.env"),
+        ("environment = 3", "environment.workdir"),
+        ("[[steps]]\nname = 'a'", "steps"),
+    ],
+)
+def test_a_bad_manifest_is_named(tmp_path: Path, manifest: str, part: str) -> None:
+    with pytest.raises(TaskError, match=part):
+        load_task(write_task(tmp_path, manifest=manifest))
+
+
+def test_a_task_that_needs_an_image_is_refused(tmp_path: Path) -> None:
+    directory = write_task(tmp_path, workspace=False)
+    (directory / "environment").mkdir()
+    (directory / "environment/Dockerfile").write_text("FROM scratch\n")
+    with pytest.raises(TaskError, match="environment/Dockerfile: the task needs a container image"):
+        load_task(directory)
+    with pytest.raises(TaskError, match=r"environment\.docker_image"):
+        load_task(write_task(tmp_path, "image", "[environment]\ndocker_image = 'x'", workspace=False))
+
+
+def test_a_dockerfile_is_ignored_when_the_workspace_is_there(tmp_path: Path) -> None:
+    directory = write_task(tmp_path)
+    (directory / "environment/Dockerfile").write_text("FROM scratch\n")
+    assert load_task(directory).workspace is not None
+
+
+def test_load_tasks_by_name_and_refuses_an_empty_root(tmp_path: Path) -> None:
+    write_task(tmp_path, "b")
+    write_task(tmp_path, "a")
+    (tmp_path / "notes").mkdir()
+    assert [task.name for task in load_tasks(tmp_path)] == ["a", "b"]
+    with pytest.raises(TaskError, match="no task directory"):
+        load_tasks(tmp_path / "notes")
+    with pytest.raises(TaskError, match="no such directory"):
+        load_tasks(tmp_path / "nowhere")
+
+
+def test_the_example_tasks_load() -> None:
+    assert len(load_tasks(Path(__file__).parents[2] / "examples/tasks")) >= 6
