@@ -1,0 +1,274 @@
+"""Anthropic Messages: `POST /v1/messages`, streaming and not (notes/harnesses.md §5, §8)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gyre.proxy.dialects.base import (
+    Delta,
+    RequestFacts,
+    TurnEnd,
+    TurnHead,
+    Usage,
+    WireRequest,
+    arguments_text,
+    check_depth,
+    decode,
+    join_text,
+    public_headers,
+    sse,
+)
+from gyre.proxy.errors import CallError, Fault
+from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+
+SIGNATURE = "gyre"
+"""Clients drop or rewrite thinking without a signature; any constant keeps it."""
+
+_BILLING = "x-anthropic-billing-header:"
+_ERROR_TYPES = {
+    Fault.UNAUTHORIZED: "authentication_error",
+    Fault.NOT_FOUND: "not_found_error",
+    Fault.TOO_LARGE: "request_too_large",
+    Fault.BUSY: "rate_limit_error",
+    Fault.UNAVAILABLE: "overloaded_error",
+    Fault.INTERNAL: "api_error",
+}
+
+
+class _Block(msgspec.Struct):
+    """Any content block; fields that its type does not have keep their defaults."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: Any = None
+    tool_use_id: str = ""
+    tool_name: str = ""
+    content: "str | list[_Block] | None" = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] = {}
+    type: str | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    max_tokens: int | None = None
+    system: str | list[_Block] = ""
+    tools: list[_Tool] = []
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class AnthropicMessages:
+    name = "anthropic"
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
+        request = decode(body, _Request)
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
+        if not request.messages:
+            raise CallError(Fault.INVALID, "messages: at least one message is required.")
+        system, transport = _system(request.system)
+        messages = [Message(role="system", text=system)] if system else []
+        for message in request.messages:
+            messages.extend(_messages(message))
+        tools = []
+        for tool in request.tools:
+            # A typed tool without a schema is run by Anthropic's servers; the policy cannot use it.
+            if tool.input_schema or tool.type in (None, "custom"):
+                check_depth(tool.input_schema, f"tools.{tool.name}.input_schema")
+                tools.append(Tool(tool.name, tool.description, tool.input_schema))
+        facts = RequestFacts(
+            model=request.model,
+            stream=bool(request.stream),
+            max_tokens=request.max_tokens,
+            headers=public_headers(headers),
+            metadata=request.metadata or {},
+            transport_system=transport,
+        )
+        return WireRequest(Conversation(tuple(messages), tuple(tools)), facts)
+
+    def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
+        return _Stream(head)
+
+    def response(self, request: RequestFacts, head: TurnHead, end: TurnEnd) -> dict[str, Any]:  # noqa: ARG002
+        content: list[dict[str, Any]] = []
+        if end.message.reasoning:
+            content.append({"type": "thinking", "thinking": end.message.reasoning, "signature": SIGNATURE})
+        if end.message.text:
+            content.append({"type": "text", "text": end.message.text})
+        for call in end.message.tool_calls:
+            arguments = call.arguments if isinstance(call.arguments, dict) else {"unparsed": call.arguments}
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        return {
+            **_envelope(head),
+            "content": content,
+            "stop_reason": _stop_reason(end),
+            "usage": _usage(end.usage),
+        }
+
+    def error_body(self, error: CallError) -> dict[str, Any]:
+        kind = _ERROR_TYPES.get(error.fault, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+class _Stream:
+    """message_start, blocks, message_delta, message_stop; at most one block is open."""
+
+    def __init__(self, head: TurnHead) -> None:
+        self._head = head
+        self._index = -1
+        self._open: Literal["", "text", "thinking"] = ""
+
+    def start(self) -> bytes:
+        usage = _usage(Usage(prompt=self._head.prompt_tokens, output=0))
+        message = {**_envelope(self._head), "content": [], "stop_reason": None, "usage": usage}
+        return _event("message_start", message=message)
+
+    def delta(self, delta: Delta) -> bytes:
+        if delta.reasoning:
+            part = {"type": "thinking_delta", "thinking": delta.reasoning}
+            return self._into("thinking") + self._block("content_block_delta", delta=part)
+        part = {"type": "text_delta", "text": delta.text}
+        return self._into("text") + self._block("content_block_delta", delta=part)
+
+    def keep_alive(self) -> bytes:
+        return _event("ping")
+
+    def end(self, end: TurnEnd) -> bytes:
+        out = [self._close()]
+        for call in end.message.tool_calls:
+            self._index += 1
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            part = {"type": "input_json_delta", "partial_json": arguments_text(call)}
+            out.append(self._block("content_block_start", content_block=block))
+            out.append(self._block("content_block_delta", delta=part))
+            out.append(self._block("content_block_stop"))
+        stop = {"stop_reason": _stop_reason(end), "stop_sequence": None}
+        out.append(_event("message_delta", delta=stop, usage=_usage(end.usage)))
+        out.append(_event("message_stop"))
+        return b"".join(out)
+
+    def error(self, error: CallError) -> bytes:
+        return sse(AnthropicMessages().error_body(error), "error")
+
+    def _into(self, kind: Literal["text", "thinking"]) -> bytes:
+        if self._open == kind:
+            return b""
+        closed = self._close()
+        self._open = kind
+        self._index += 1
+        block = {"type": "text", "text": ""} if kind == "text" else {"type": kind, "thinking": "", "signature": ""}
+        return closed + self._block("content_block_start", content_block=block)
+
+    def _close(self) -> bytes:
+        kind, self._open = self._open, ""
+        if not kind:
+            return b""
+        signature = b""
+        if kind == "thinking":
+            part = {"type": "signature_delta", "signature": SIGNATURE}
+            signature = self._block("content_block_delta", delta=part)
+        return signature + self._block("content_block_stop")
+
+    def _block(self, event: str, **fields: Any) -> bytes:
+        return _event(event, index=self._index, **fields)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse({"type": kind, **fields}, kind)
+
+
+def _envelope(head: TurnHead) -> dict[str, Any]:
+    return {
+        "id": f"msg_{head.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": head.model,
+        "stop_sequence": None,
+    }
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    # Cache reads count as plain input: clients add the two, and merge message_start with message_delta in ways that
+    # would count a cached prompt twice.
+    return {
+        "input_tokens": usage.prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": usage.output,
+    }
+
+
+def _stop_reason(end: TurnEnd) -> str:
+    if end.finish == "length":
+        return "max_tokens"
+    return "tool_use" if end.message.tool_calls else "end_turn"
+
+
+def _system(system: str | list[_Block]) -> tuple[str, tuple[str, ...]]:
+    blocks = [system] if isinstance(system, str) else [block.text for block in system]
+    transport = tuple(block for block in blocks if block.startswith(_BILLING))
+    return join_text([block for block in blocks if not block.startswith(_BILLING)]), transport
+
+
+def _messages(message: _Message) -> Iterator[Message]:
+    """One wire message as canonical messages: each tool result becomes its own, in the order received."""
+    blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
+    if message.role == "assistant":
+        yield _assistant(blocks)
+        return
+    texts: list[str] = []
+    for block in blocks:
+        if block.type == "tool_result":
+            if text := join_text(texts):
+                yield Message(role=message.role, text=text)
+            texts = []
+            yield Message(role="tool", text=_result_text(block), tool_call_id=block.tool_use_id)
+        else:
+            texts.append(_text(block))
+    if text := join_text(texts):
+        yield Message(role=message.role, text=text)
+
+
+def _assistant(blocks: list[_Block]) -> Message:
+    calls = []
+    for block in blocks:
+        if block.type == "tool_use":
+            arguments = block.input if isinstance(block.input, dict) else {}
+            check_depth(arguments, f"tool_use {block.id}")
+            calls.append(ToolCall(block.id, block.name, arguments))
+    return Message(
+        role="assistant",
+        text=join_text([_text(b) for b in blocks if b.type not in ("tool_use", "thinking", "redacted_thinking")]),
+        reasoning=join_text([b.thinking for b in blocks if b.type == "thinking"]),
+        tool_calls=tuple(calls),
+    )
+
+
+def _result_text(block: _Block) -> str:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    return join_text([_text(part) for part in block.content])
+
+
+def _text(block: _Block) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type == "tool_reference":
+        return f"[tool_reference: {block.tool_name}]"
+    # The policy reads text only; what it cannot see stays visible as a gap.
+    return f"[{block.type} omitted]"

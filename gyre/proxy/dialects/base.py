@@ -1,0 +1,208 @@
+"""What a wire dialect is: a pure translation between an API's JSON and Gyre's canonical conversation.
+
+In: a request body becomes a `WireRequest`. Out: the events of a sampled turn become the API's stream, or its JSON. An
+encoder is a pure function of the events it is given, so a replayed turn yields the same bytes.
+
+Commit point: deltas go out while tokens are produced; tool calls and everything that closes a turn go out only in
+`end`, after the record is stored. So no harness acts on a call that could still be lost.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from gyre.core.records import FinishReason
+from gyre.proxy.errors import CallError, Fault
+from gyre.trajectory.conversation import Conversation, Message, ToolCall
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+"""Nesting allowed in tool arguments and schemas; deeper values are refused, since templates recurse over them."""
+
+
+class ToolForm(msgspec.Struct, frozen=True):
+    """How a tool was declared, where calls to it must be spelled in the same form (Responses API)."""
+
+    namespace: str = ""
+    custom: bool = False
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says besides its conversation."""
+
+    model: str
+    stream: bool
+    max_tokens: int | None
+    """The harness's bound on the answer; None when it sent none."""
+    include_usage: bool = True
+    """Chat only: whether the stream ends with a usage chunk."""
+    headers: dict[str, str] = {}
+    """Lower-case names; credentials removed."""
+    metadata: dict[str, Any] = {}
+    """The body's own metadata object."""
+    transport_system: tuple[str, ...] = ()
+    """System blocks that are transport, not prompt (Claude Code's billing header)."""
+    tool_forms: dict[str, ToolForm] = {}
+
+
+class WireRequest(msgspec.Struct, frozen=True):
+    conversation: Conversation
+    facts: RequestFacts
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of the policy's tokenizer; harnesses compact by them."""
+
+    prompt: int
+    output: int
+    cached: int = 0
+    reasoning: int = 0
+
+
+class TurnHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Known before the first token."""
+
+    id: str
+    """Call id; `[A-Za-z0-9_-]`, unique in the execution."""
+    model: str
+    """As the harness named it."""
+    created: int
+    """Unix seconds."""
+    prompt_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """Text that became readable; one of the two is set."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The complete turn, sent once it is recorded. `message` repeats all deltas and adds the tool calls."""
+
+    message: Message
+    finish: FinishReason
+    usage: Usage
+
+
+class Encoder(Protocol):
+    """Bytes of one streamed answer. Order of calls: start, (delta | keep_alive)*, then end or error."""
+
+    def start(self) -> bytes: ...
+    def delta(self, delta: Delta) -> bytes: ...
+    def keep_alive(self) -> bytes:
+        """A real event that changes nothing; clients reset their idle timers on it."""
+        ...
+
+    def end(self, end: TurnEnd) -> bytes: ...
+    def error(self, error: CallError) -> bytes: ...
+
+
+class Dialect(Protocol):
+    name: str
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
+        """Raises CallError (INVALID) with the place of the fault."""
+        ...
+
+    def encoder(self, request: RequestFacts, head: TurnHead) -> Encoder: ...
+
+    def response(self, request: RequestFacts, head: TurnHead, end: TurnEnd) -> dict[str, Any]:
+        """The non-streaming answer."""
+        ...
+
+    def error_body(self, error: CallError) -> dict[str, Any]: ...
+
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_SECRET_HEADERS = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Parses a request body into a wire struct.
+
+    JavaScript harnesses cut strings inside surrogate pairs and send the lone half as an escape: it is replaced, like
+    Node's own UTF-8 encoder would. Everything else that is not JSON of the right shape raises CallError (INVALID).
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise CallError(Fault.INVALID, f"Invalid request: {error}.") from None
+    except RecursionError:
+        raise CallError(Fault.INVALID, "Invalid request: JSON is nested too deeply.") from None
+    except msgspec.DecodeError as error:
+        if rb"\ud" not in body.lower():
+            raise CallError(Fault.INVALID, f"Invalid request: {error}.") from None
+    try:
+        return msgspec.convert(_without_lone_surrogates(json.loads(body, parse_constant=_refuse_constant)), type=kind)
+    except RecursionError:
+        raise CallError(Fault.INVALID, "Invalid request: JSON is nested too deeply.") from None
+    except ValueError as error:
+        raise CallError(Fault.INVALID, f"Invalid request: {error}.") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _without_lone_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_without_lone_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_lone_surrogates(key): _without_lone_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def check_depth(value: Any, place: str, depth: int = 0) -> None:
+    """Raises CallError when a free-form JSON value is nested deeper than templates can render."""
+    if depth > MAX_DEPTH:
+        raise CallError(Fault.INVALID, f"Invalid request: {place} is nested deeper than {MAX_DEPTH} levels.")
+    if isinstance(value, dict):
+        for item in value.values():
+            check_depth(item, place, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            check_depth(item, place, depth + 1)
+
+
+def parse_arguments(text: str, place: str) -> dict[str, Any] | str:
+    """Arguments of an echoed call: an object, or the text itself when it is not one."""
+    if not text.strip():
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    if not isinstance(value, dict):
+        return text
+    check_depth(value, place)
+    return value
+
+
+def arguments_text(call: ToolCall) -> str:
+    if isinstance(call.arguments, str):
+        return call.arguments
+    return msgspec.json.encode(call.arguments).decode()
+
+
+def join_text(blocks: list[str]) -> str:
+    """Text blocks of one message, in canonical form: blank blocks dropped, the rest joined by a newline."""
+    return "\n".join(block for block in blocks if block.strip())
+
+
+def public_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items() if name.lower() not in _SECRET_HEADERS}
+
+
+def sse(data: dict[str, Any] | str, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    payload = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
+    head = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return head + b"data: " + payload + b"\n\n"

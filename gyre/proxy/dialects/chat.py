@@ -1,0 +1,212 @@
+"""OpenAI Chat Completions: `POST /v1/chat/completions`, streaming and not (notes/harnesses.md §7, §8)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gyre.proxy.dialects.base import (
+    Delta,
+    RequestFacts,
+    TurnEnd,
+    TurnHead,
+    Usage,
+    WireRequest,
+    arguments_text,
+    check_depth,
+    decode,
+    join_text,
+    parse_arguments,
+    public_headers,
+    sse,
+)
+from gyre.proxy.dialects.openai import error_object
+from gyre.proxy.errors import CallError, Fault
+from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+    refusal: str = ""
+
+
+_Content = str | list[_Part] | None
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct):
+    id: str = ""
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: _Content = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+    reasoning_content: str | None = None
+
+
+class _Declared(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    function: _Declared | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[_Message]
+    model: str = ""
+    tools: list[_Tool] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    metadata: dict[str, Any] | None = None
+    n: int | None = None
+
+
+class ChatCompletions:
+    name = "chat"
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
+        request = decode(body, _Request)
+        if not request.messages:
+            raise CallError(Fault.INVALID, "messages: at least one message is required.")
+        if request.n not in (None, 1):
+            raise CallError(Fault.INVALID, "n: only one choice per call is sampled.")
+        limit = request.max_completion_tokens or request.max_tokens
+        if limit is not None and limit < 1:
+            raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
+        tools = []
+        for tool in request.tools or []:
+            if tool.function is not None:
+                check_depth(tool.function.parameters, f"tools.{tool.function.name}.parameters")
+                declared = tool.function
+                tools.append(Tool(declared.name, declared.description or "", declared.parameters or {}))
+        facts = RequestFacts(
+            model=request.model,
+            stream=bool(request.stream),
+            max_tokens=limit,
+            include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+            headers=public_headers(headers),
+            metadata=request.metadata or {},
+        )
+        messages = tuple(_message(message) for message in request.messages)
+        return WireRequest(Conversation(messages, tuple(tools)), facts)
+
+    def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
+        return _Stream(request, head)
+
+    def response(self, request: RequestFacts, head: TurnHead, end: TurnEnd) -> dict[str, Any]:  # noqa: ARG002
+        message: dict[str, Any] = {"role": "assistant", "content": end.message.text or None}
+        if end.message.reasoning:
+            message["reasoning_content"] = end.message.reasoning
+        if end.message.tool_calls:
+            message["tool_calls"] = [_wire_call(call, arguments_text(call)) for call in end.message.tool_calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(end)}
+        return {**_envelope(head, "chat.completion"), "choices": [choice], "usage": _usage(end.usage)}
+
+    def error_body(self, error: CallError) -> dict[str, Any]:
+        return {"error": error_object(error)}
+
+
+class _Stream:
+    def __init__(self, request: RequestFacts, head: TurnHead) -> None:
+        self._request = request
+        self._head = head
+
+    def start(self) -> bytes:
+        return self._choice({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        if delta.reasoning:
+            return self._choice({"reasoning_content": delta.reasoning})
+        return self._choice({"content": delta.text})
+
+    def keep_alive(self) -> bytes:
+        return self._choice({})
+
+    def end(self, end: TurnEnd) -> bytes:
+        out = []
+        for index, call in enumerate(end.message.tool_calls):
+            out.append(self._choice({"tool_calls": [{"index": index, **_wire_call(call, "")}]}))
+            arguments = {"index": index, "function": {"arguments": arguments_text(call)}}
+            out.append(self._choice({"tool_calls": [arguments]}))
+        out.append(self._choice({}, _finish_reason(end)))
+        if self._request.include_usage:
+            out.append(sse({**self._chunk(), "choices": [], "usage": _usage(end.usage)}))
+        out.append(sse("[DONE]"))
+        return b"".join(out)
+
+    def error(self, error: CallError) -> bytes:
+        return sse({"error": error_object(error)})
+
+    def _chunk(self) -> dict[str, Any]:
+        return _envelope(self._head, "chat.completion.chunk")
+
+    def _choice(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        return sse({**self._chunk(), "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+def _envelope(head: TurnHead, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.prompt + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
+
+
+def _finish_reason(end: TurnEnd) -> str:
+    if end.finish == "length":
+        return "length"
+    return "tool_calls" if end.message.tool_calls else "stop"
+
+
+def _wire_call(call: ToolCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _message(message: _Message) -> Message:
+    text = join_text(list(_texts(message.content)))
+    if message.role == "tool":
+        return Message(role="tool", text=text, tool_call_id=message.tool_call_id)
+    if message.role != "assistant":
+        return Message(role="user" if message.role == "user" else "system", text=text)
+    calls = tuple(
+        ToolCall(call.id, call.function.name, parse_arguments(call.function.arguments, f"tool call {call.id}"))
+        for call in message.tool_calls or []
+    )
+    return Message(role="assistant", text=text, reasoning=message.reasoning_content or "", tool_calls=calls)
+
+
+def _texts(content: _Content) -> Iterator[str]:
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield content
+        return
+    for part in content:
+        if part.type == "text":
+            yield part.text
+        else:
+            yield part.refusal or f"[{part.type} omitted]"

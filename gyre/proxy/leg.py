@@ -1,0 +1,73 @@
+"""One engine call. A model call that is moved between engines has several legs, one after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from gyre.core.errors import GyreError, InvariantViolation, PeerLost, PromptMismatch
+from gyre.engines.base import Engine, GenerateChunk, GenerateRequest
+
+_Item = GenerateChunk | GyreError | None
+
+
+class Leg:
+    """Runs one `generate` in a task, so that it can be cut from outside without losing what was already received."""
+
+    def __init__(self, cell: int, engine: Engine, request: GenerateRequest) -> None:
+        self.cell = cell
+        self.request = request
+        self.leaving = False
+        """The engine was asked to let go of it."""
+        self.moved = False
+        """It ended before the answer was complete, and the call goes on elsewhere."""
+        self._engine = engine
+        self._received: asyncio.Queue[_Item] = asyncio.Queue()
+        self._task = asyncio.create_task(self._receive())
+
+    async def chunks(self, stall_s: float) -> AsyncIterator[GenerateChunk]:
+        """Chunks until one carries `finish`, or until the leg is cut.
+
+        Raises PeerLost when the engine is gone or delivers nothing for `stall_s`, NotReady when it admits nothing,
+        PromptMismatch when it answers for another prompt.
+        """
+        first = True
+        while True:
+            try:
+                async with asyncio.timeout(stall_s):
+                    item = await self._received.get()
+            except TimeoutError:
+                raise PeerLost(f"engine of cell {self.cell} produced nothing for {stall_s:g} s") from None
+            if item is None:
+                await asyncio.wait({self._task})
+                if not self._task.cancelled() and (unexpected := self._task.exception()):
+                    raise unexpected
+                return
+            if isinstance(item, GyreError):
+                raise item
+            if first and item.prompt_ids != self.request.input_ids:
+                raise PromptMismatch(f"engine of cell {self.cell} answered for other prompt ids than the ones sent")
+            if not len(item.output_ids) == len(item.logprobs) == len(item.versions):
+                raise InvariantViolation(f"engine of cell {self.cell} sent a chunk with lists of unequal length")
+            first = False
+            yield item
+            if item.finish is not None:
+                return
+
+    async def leave(self) -> None:
+        """Asks the engine to end the request now and to deliver what it has."""
+        self.leaving = True
+        await self._engine.abort(self.request.request_id)
+
+    def cut(self) -> None:
+        """Ends the leg from this side; what was received stays readable."""
+        self._task.cancel()
+
+    async def _receive(self) -> None:
+        try:
+            async with aclosing(self._engine.generate(self.request)) as stream:  # type: ignore[type-var]
+                async for chunk in stream:
+                    self._received.put_nowait(chunk)
+        except GyreError as error:
+            self._received.put_nowait(error)
+        finally:
+            self._received.put_nowait(None)

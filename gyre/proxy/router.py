@@ -1,0 +1,330 @@
+"""Carries model calls to engines and keeps them alive while cells change their role.
+
+An execution stays on one engine while that engine admits. A call whose engine stops (drain, crash, abort) goes on at
+another one from the tokens already produced; while no engine admits, it is held. What was yielded is never taken back.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import msgspec
+
+from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
+from gyre.core.records import FinishReason
+from gyre.engines.base import Engine, GenerateRequest, Sampling
+from gyre.proxy.base import DrainReport, EngineRoute
+from gyre.proxy.errors import CallError, Fault
+from gyre.proxy.leg import Leg
+from gyre.proxy.placement import place, relocate
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """Newly produced tokens of a call; the last piece carries `finish`, which is never "abort"."""
+
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    cell: int
+    cached_tokens: int = 0
+    finish: FinishReason | None = None
+
+
+class EngineLink(Protocol):
+    """An open connection to an engine."""
+
+    @property
+    def stub(self) -> Engine: ...
+    async def close(self) -> None: ...
+
+
+class RouterLimits(msgspec.Struct, frozen=True, kw_only=True):
+    hold_s: float
+    """How long a call may wait for an admitting engine."""
+    stall_s: float
+    """How long an admitting engine may deliver nothing for a call."""
+    drain_s: float
+    """How long a leaving engine may take to hand over its partial outputs before they are cut here."""
+    retry_s: float = 0.25
+    """Rest before an engine that failed is asked again."""
+
+
+class Router:
+    def __init__(self, connect: Callable[[str], EngineLink], limits: RouterLimits) -> None:
+        self._connect = connect
+        self._limits = limits
+        self._routes: dict[int, EngineRoute] = {}
+        self._links: dict[str, EngineLink] = {}
+        self._home: dict[str, int] = {}
+        self._legs: set[Leg] = set()
+        self._routes_changed = asyncio.Event()
+        self._leg_ended = asyncio.Event()
+        self._request_numbers = itertools.count()
+        self.held = 0
+        self.prompt_mismatches = 0
+        self.transition_errors = 0
+        """Calls that failed although only a change of roles stood in their way."""
+
+    def set_routes(self, routes: list[EngineRoute]) -> None:
+        self._routes = {route.cell: route for route in routes}
+        self._routes_changed.set()
+        self._routes_changed = asyncio.Event()
+
+    def forget(self, execution_id: str) -> None:
+        self._home.pop(execution_id, None)
+
+    def running_by_cell(self) -> dict[int, int]:
+        return dict(Counter(leg.cell for leg in self._legs))
+
+    async def generate(
+        self, execution_id: str, prompt_ids: list[int], max_new_tokens: int, sampling: Sampling
+    ) -> AsyncIterator[Piece]:
+        """Samples one answer, over as many engines as it takes. Closing the iterator cancels it at the engine.
+
+        Raises CallError (UNAVAILABLE) when no engine admits for `hold_s`, PromptMismatch, InvariantViolation.
+        """
+        produced: list[int] = []
+        resting: set[int] = set()
+        while True:
+            route = await self._admit(execution_id, resting)
+            request = GenerateRequest(
+                request_id=f"{execution_id}/{next(self._request_numbers)}",
+                input_ids=prompt_ids + produced,
+                max_new_tokens=max_new_tokens - len(produced),
+                sampling=sampling,
+            )
+            leg = Leg(route.cell, self._engine(route.address), request)
+            self._legs.add(leg)
+            before = len(produced)
+            try:
+                async for chunk in leg.chunks(self._limits.stall_s):
+                    produced += chunk.output_ids
+                    finish = _finish(chunk.finish, produced, max_new_tokens, sampling)
+                    yield Piece(
+                        output_ids=chunk.output_ids,
+                        logprobs=chunk.logprobs,
+                        versions=chunk.versions,
+                        cell=leg.cell,
+                        cached_tokens=chunk.cached_tokens,
+                        finish=finish,
+                    )
+                    if finish is not None:
+                        return
+                    if leg.leaving:
+                        # The first request to abort may have come before the engine knew this call.
+                        await leg.leave()
+                leg.moved = True
+            except (PeerLost, NotReady):
+                leg.moved = True
+                resting.add(route.cell)
+            except PromptMismatch:
+                self.prompt_mismatches += 1
+                raise
+            finally:
+                leg.cut()
+                self._legs.discard(leg)
+                self._leg_ended.set()
+                self._leg_ended = asyncio.Event()
+            if len(produced) == before and not leg.leaving:
+                # An engine that aborts at once is not asked in a busy loop.
+                resting.add(route.cell)
+
+    async def drain(self, cell: int) -> DrainReport:
+        """Moves the calls of `cell` away. Raises GyreError when the cell still admits."""
+        if cell in self._routes:
+            raise GyreError(f"cell {cell} still admits calls: set the routes without it before it is drained")
+        errors_before = self.transition_errors
+        legs = [leg for leg in self._legs if leg.cell == cell]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.drain_s):
+                await asyncio.gather(*(_leave(leg) for leg in legs))
+                await self._wait_gone(legs)
+        for leg in legs:
+            leg.cut()
+        await self._wait_gone(legs)
+        return DrainReport(
+            calls_in_flight=len(legs),
+            rerouted=sum(leg.moved for leg in legs),
+            failed=self.transition_errors - errors_before,
+        )
+
+    async def close(self) -> None: ...
+
+
+class RouterLimits(msgspec.Struct, frozen=True, kw_only=True):
+    hold_s: float
+    """How long a call may wait for an admitting engine."""
+    stall_s: float
+    """How long an admitting engine may deliver nothing for a call."""
+    drain_s: float
+    """How long a leaving engine may take to hand over its partial outputs before they are cut here."""
+    retry_s: float = 0.25
+    """Rest before an engine that failed is asked again."""
+
+
+class Router:
+    def __init__(self, connect: Callable[[str], EngineLink], limits: RouterLimits) -> None:
+        self._connect = connect
+        self._limits = limits
+        self._routes: dict[int, EngineRoute] = {}
+        self._links: dict[str, EngineLink] = {}
+        self._home: dict[str, int] = {}
+        self._legs: set[Leg] = set()
+        self._routes_changed = asyncio.Event()
+        self._leg_ended = asyncio.Event()
+        self._request_numbers = itertools.count()
+        self.held = 0
+        self.prompt_mismatches = 0
+        self.transition_errors = 0
+        """Calls that failed although only a change of roles stood in their way."""
+
+    def set_routes(self, routes: list[EngineRoute]) -> None:
+        self._routes = {route.cell: route for route in routes}
+        self._routes_changed.set()
+        self._routes_changed = asyncio.Event()
+
+    def forget(self, execution_id: str) -> None:
+        self._home.pop(execution_id, None)
+
+    def running_by_cell(self) -> dict[int, int]:
+        return dict(Counter(leg.cell for leg in self._legs))
+
+    async def generate(
+        self, execution_id: str, prompt_ids: list[int], max_new_tokens: int, sampling: Sampling
+    ) -> AsyncIterator[Piece]:
+        """Samples one answer, over as many engines as it takes. Closing the iterator cancels it at the engine.
+
+        Raises CallError (UNAVAILABLE) when no engine admits for `hold_s`, PromptMismatch, InvariantViolation.
+        """
+        produced: list[int] = []
+        resting: set[int] = set()
+        while True:
+            route = await self._admit(execution_id, resting)
+            request = GenerateRequest(
+                request_id=f"{execution_id}/{next(self._request_numbers)}",
+                input_ids=prompt_ids + produced,
+                max_new_tokens=max_new_tokens - len(produced),
+                sampling=sampling,
+            )
+            leg = Leg(route.cell, self._engine(route.address), request)
+            self._legs.add(leg)
+            before = len(produced)
+            try:
+                async for chunk in leg.chunks(self._limits.stall_s):
+                    produced += chunk.output_ids
+                    finish = _finish(chunk.finish, produced, max_new_tokens, sampling)
+                    yield Piece(
+                        output_ids=chunk.output_ids,
+                        logprobs=chunk.logprobs,
+                        versions=chunk.versions,
+                        cell=leg.cell,
+                        cached_tokens=chunk.cached_tokens,
+                        finish=finish,
+                    )
+                    if finish is not None:
+                        return
+                    if leg.leaving:
+                        # The first request to abort may have come before the engine knew this call.
+                        await leg.leave()
+                leg.moved = True
+            except (PeerLost, NotReady):
+                leg.moved = True
+                resting.add(route.cell)
+            except PromptMismatch:
+                self.prompt_mismatches += 1
+                raise
+            finally:
+                leg.cut()
+                self._legs.discard(leg)
+                self._leg_ended.set()
+                self._leg_ended = asyncio.Event()
+            if len(produced) == before and not leg.leaving:
+                # An engine that aborts at once is not asked in a busy loop.
+                resting.add(route.cell)
+
+    async def drain(self, cell: int) -> DrainReport:
+        """Moves the calls of `cell` away. Raises GyreError when the cell still admits."""
+        if cell in self._routes:
+            raise GyreError(f"cell {cell} still admits calls: set the routes without it before it is drained")
+        errors_before = self.transition_errors
+        legs = [leg for leg in self._legs if leg.cell == cell]
+        for leg in legs:
+            # A dead or unwilling engine is no obstacle: its legs are cut below.
+            with contextlib.suppress(GyreError):
+                await leg.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.drain_s):
+                await self._wait_gone(legs)
+        remaining = [leg for leg in legs if leg in self._legs]
+        for leg in remaining:
+            leg.cut()
+        await self._wait_gone(remaining)
+        rerouted = sum(leg.unfinished for leg in legs)
+        return DrainReport(calls_in_flight=len(legs), rerouted=rerouted, failed=self.transition_errors - errors_before)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def _wait_gone(self, legs: list[Leg]) -> None:
+        while any(leg in self._legs for leg in legs):
+            await self._leg_ended.wait()
+
+    async def _admit(self, execution_id: str, resting: set[int]) -> EngineRoute:
+        """The engine for the next leg. Engines in `resting` failed this call a moment ago; they are asked again only
+        after a rest, and only when no other admits."""
+        route = self._choose(execution_id, resting)
+        if route is not None:
+            return route
+        self.held += 1
+        try:
+            async with asyncio.timeout(self._limits.hold_s):
+                while route is None:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._limits.retry_s if resting else None):
+                            await self._routes_changed.wait()
+                    resting.clear()
+                    route = self._choose(execution_id, resting)
+        except TimeoutError:
+            self.transition_errors += 1
+            message = f"No engine admitted this call for {self._limits.hold_s:g} s; try again."
+            raise CallError(Fault.UNAVAILABLE, message, retry_after_s=5) from None
+        finally:
+            self.held -= 1
+        return route
+
+    def _choose(self, execution_id: str, resting: set[int]) -> EngineRoute | None:
+        home = self._home.get(execution_id)
+        if home in self._routes and home not in resting:
+            return self._routes[home]
+        candidates = [route for route in self._routes.values() if route.cell not in resting]
+        if not candidates:
+            return None
+        assigned = Counter(self._home.values())
+        route = place(candidates, assigned, execution_id) if home is None else relocate(candidates, assigned)
+        self._home[execution_id] = route.cell
+        return route
+
+    def _engine(self, address: str) -> Engine:
+        if address not in self._links:
+            self._links[address] = self._connect(address)
+        return self._links[address].stub
+
+
+async def _leave(leg: Leg) -> None:
+    # A dead or unwilling engine is no obstacle: its leg is cut when the time is over.
+    with contextlib.suppress(GyreError):
+        await leg.leave()
+
+
+def _finish(
+    reported: FinishReason | None, produced: list[int], max_new_tokens: int, sampling: Sampling
+) -> FinishReason | None:
+    """An aborted request that happened to be complete is complete; any other abort is not an end."""
+    if reported != "abort":
+        return reported
+    if produced and produced[-1] in sampling.stop_token_ids:
+        return "stop"
+    return "length" if len(produced) >= max_new_tokens else None
