@@ -38,6 +38,7 @@ class EngineLink(Protocol):
 
     @property
     def stub(self) -> Engine: ...
+
     async def close(self) -> None: ...
 
 
@@ -74,6 +75,7 @@ class Router:
         self._routes_changed = asyncio.Event()
 
     def forget(self, execution_id: str) -> None:
+        """The execution has ended: its place on an engine is free."""
         self._home.pop(execution_id, None)
 
     def running_by_cell(self) -> dict[int, int]:
@@ -113,9 +115,9 @@ class Router:
                     )
                     if finish is not None:
                         return
-                    if leg.leaving:
+                    if leg.leaving and chunk.finish is None:
                         # The first request to abort may have come before the engine knew this call.
-                        await leg.leave()
+                        await _leave(leg)
                 leg.moved = True
             except (PeerLost, NotReady):
                 leg.moved = True
@@ -150,120 +152,6 @@ class Router:
             rerouted=sum(leg.moved for leg in legs),
             failed=self.transition_errors - errors_before,
         )
-
-    async def close(self) -> None: ...
-
-
-class RouterLimits(msgspec.Struct, frozen=True, kw_only=True):
-    hold_s: float
-    """How long a call may wait for an admitting engine."""
-    stall_s: float
-    """How long an admitting engine may deliver nothing for a call."""
-    drain_s: float
-    """How long a leaving engine may take to hand over its partial outputs before they are cut here."""
-    retry_s: float = 0.25
-    """Rest before an engine that failed is asked again."""
-
-
-class Router:
-    def __init__(self, connect: Callable[[str], EngineLink], limits: RouterLimits) -> None:
-        self._connect = connect
-        self._limits = limits
-        self._routes: dict[int, EngineRoute] = {}
-        self._links: dict[str, EngineLink] = {}
-        self._home: dict[str, int] = {}
-        self._legs: set[Leg] = set()
-        self._routes_changed = asyncio.Event()
-        self._leg_ended = asyncio.Event()
-        self._request_numbers = itertools.count()
-        self.held = 0
-        self.prompt_mismatches = 0
-        self.transition_errors = 0
-        """Calls that failed although only a change of roles stood in their way."""
-
-    def set_routes(self, routes: list[EngineRoute]) -> None:
-        self._routes = {route.cell: route for route in routes}
-        self._routes_changed.set()
-        self._routes_changed = asyncio.Event()
-
-    def forget(self, execution_id: str) -> None:
-        self._home.pop(execution_id, None)
-
-    def running_by_cell(self) -> dict[int, int]:
-        return dict(Counter(leg.cell for leg in self._legs))
-
-    async def generate(
-        self, execution_id: str, prompt_ids: list[int], max_new_tokens: int, sampling: Sampling
-    ) -> AsyncIterator[Piece]:
-        """Samples one answer, over as many engines as it takes. Closing the iterator cancels it at the engine.
-
-        Raises CallError (UNAVAILABLE) when no engine admits for `hold_s`, PromptMismatch, InvariantViolation.
-        """
-        produced: list[int] = []
-        resting: set[int] = set()
-        while True:
-            route = await self._admit(execution_id, resting)
-            request = GenerateRequest(
-                request_id=f"{execution_id}/{next(self._request_numbers)}",
-                input_ids=prompt_ids + produced,
-                max_new_tokens=max_new_tokens - len(produced),
-                sampling=sampling,
-            )
-            leg = Leg(route.cell, self._engine(route.address), request)
-            self._legs.add(leg)
-            before = len(produced)
-            try:
-                async for chunk in leg.chunks(self._limits.stall_s):
-                    produced += chunk.output_ids
-                    finish = _finish(chunk.finish, produced, max_new_tokens, sampling)
-                    yield Piece(
-                        output_ids=chunk.output_ids,
-                        logprobs=chunk.logprobs,
-                        versions=chunk.versions,
-                        cell=leg.cell,
-                        cached_tokens=chunk.cached_tokens,
-                        finish=finish,
-                    )
-                    if finish is not None:
-                        return
-                    if leg.leaving:
-                        # The first request to abort may have come before the engine knew this call.
-                        await leg.leave()
-                leg.moved = True
-            except (PeerLost, NotReady):
-                leg.moved = True
-                resting.add(route.cell)
-            except PromptMismatch:
-                self.prompt_mismatches += 1
-                raise
-            finally:
-                leg.cut()
-                self._legs.discard(leg)
-                self._leg_ended.set()
-                self._leg_ended = asyncio.Event()
-            if len(produced) == before and not leg.leaving:
-                # An engine that aborts at once is not asked in a busy loop.
-                resting.add(route.cell)
-
-    async def drain(self, cell: int) -> DrainReport:
-        """Moves the calls of `cell` away. Raises GyreError when the cell still admits."""
-        if cell in self._routes:
-            raise GyreError(f"cell {cell} still admits calls: set the routes without it before it is drained")
-        errors_before = self.transition_errors
-        legs = [leg for leg in self._legs if leg.cell == cell]
-        for leg in legs:
-            # A dead or unwilling engine is no obstacle: its legs are cut below.
-            with contextlib.suppress(GyreError):
-                await leg.leave()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.drain_s):
-                await self._wait_gone(legs)
-        remaining = [leg for leg in legs if leg in self._legs]
-        for leg in remaining:
-            leg.cut()
-        await self._wait_gone(remaining)
-        rerouted = sum(leg.unfinished for leg in legs)
-        return DrainReport(calls_in_flight=len(legs), rerouted=rerouted, failed=self.transition_errors - errors_before)
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links.values()))
