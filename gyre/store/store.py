@@ -72,13 +72,6 @@ class RunStore:
         rows = self._read("SELECT payload FROM records WHERE execution_id = ? ORDER BY seq", (execution_id,))
         return [self._decode(_RECORD, payload) for (payload,) in rows]
 
-    def discard_records(self, execution_id: str) -> int:
-        """Removes the records of an execution that was cut off, so that a resumed run may launch it again under the
-        same id; returns how many. Raises InvariantViolation when the execution has an outcome: it may be trained on."""
-        if self.outcome(execution_id) is not None:
-            raise InvariantViolation(f"Execution {execution_id} has an outcome: its records must be kept.")
-        return self._write("DELETE FROM records WHERE execution_id = ?", (execution_id,))
-
     def execution_ids(self) -> list[str]:
         """Executions with at least one record or an outcome, sorted."""
         rows = self._read("SELECT execution_id FROM records UNION SELECT execution_id FROM outcomes ORDER BY 1")
@@ -130,12 +123,12 @@ class RunStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _write(self, statement: str, values: tuple[Any, ...]) -> int:
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
         if self._writer is None:
             raise GyreError(f"{self.path} was opened read-only: open it for writing to change it.")
         with self._lock:
             try:
-                return self._writer.execute(statement, values).rowcount
+                self._writer.execute(statement, values)
             except sqlite3.IntegrityError as error:
                 raise InvariantViolation(
                     f"{self.path} already holds this row ({error}); it is written once."

@@ -130,18 +130,6 @@ def test_an_execution_has_one_outcome(path: Path) -> None:
         assert store.execution_ids() == ["0-0", "0-1", "2-0"]
 
 
-def test_only_an_execution_without_outcome_can_be_discarded(path: Path) -> None:
-    with RunStore(path) as store:
-        store.put_record(record("0-0"))
-        store.put_record(record("0-1"))
-        store.put_outcome(outcome("0-1"))
-        assert store.discard_records("0-0") == 1
-        store.put_record(record("0-0"))
-        with pytest.raises(InvariantViolation, match="has an outcome"):
-            store.discard_records("0-1")
-        assert len(store.records("0-1")) == 1
-
-
 def test_threads_share_a_store(path: Path) -> None:
     with RunStore(path) as store:
 

@@ -1,0 +1,128 @@
+"""`gyre doctor`: what this machine has and lacks, a line each with what to do."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+NODE_MAJOR = 20
+SHM_BYTES = 1 << 30
+PROBE_TIMEOUT_S = 20.0
+
+
+class Check(NamedTuple):
+    name: str
+    ok: bool
+    found: str
+    """What is there."""
+    advice: str = ""
+    """What to do when it is not ok."""
+
+
+def doctor() -> int:
+    """0 when everything is there, 1 otherwise. A check that cannot run is a finding, not a crash."""
+    console = Console()
+    bad = 0
+    for run in CHECKS:
+        check = run()
+        bad += not check.ok
+        mark = Text("ok     ", "green") if check.ok else Text("missing", "red")
+        console.print(Text.assemble(mark, f"  {check.name:<20} {check.found}"), soft_wrap=True)
+        if not check.ok:
+            console.print(f"         → {check.advice}", soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        "Everything that the main job needs is here." if not bad else f"{bad} of {len(CHECKS)} checks failed."
+    )
+    return 1 if bad else 0
+
+
+def check_python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("Python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
+
+
+def check_node() -> Check:
+    advice = f"install Node.js {NODE_MAJOR} or newer; Claude Code is installed with its npm"
+    found = _output("node", "--version")
+    if found is None or not found.startswith("v"):
+        return Check("Node.js", False, found or "not found", advice)
+    return Check("Node.js", int(found[1:].split(".")[0]) >= NODE_MAJOR, found, advice)
+
+
+def check_bwrap() -> Check:
+    found = _output("bwrap", "--version")
+    return Check("bubblewrap", found is not None, found or "not found", "apt-get install bubblewrap")
+
+
+def check_namespaces() -> Check:
+    """Every namespace that a sandbox uses, around `true`."""
+    if shutil.which("bwrap") is None:
+        return Check("namespaces", False, "not tried without bubblewrap", "apt-get install bubblewrap")
+    command = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+    return Check(
+        "namespaces",
+        done.returncode == 0,
+        "all of bubblewrap's" if done.returncode == 0 else done.stderr.strip(),
+        "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; in docker --privileged)",
+    )
+
+
+def check_socat() -> Check:
+    found = shutil.which("socat")
+    return Check("socat", found is not None, found or "not found", "apt-get install socat")
+
+
+def check_shm() -> Check:
+    advice = "enlarge it (mount -o remount,size=2g /dev/shm; docker run --shm-size=2g): weights travel through it"
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or not os.access(shm, os.W_OK):
+        return Check("/dev/shm", False, "not writable", advice)
+    free = shutil.disk_usage(shm).free
+    return Check("/dev/shm", free >= SHM_BYTES, f"{free / 2**30:.1f} GiB free", advice)
+
+
+def check_torch() -> Check:
+    return _module("torch", "torch", "make setup, or pip install -r requirements/cpu.txt")
+
+
+def check_megatron() -> Check:
+    return _module("Megatron-core", "megatron.core", "make setup, or pip install -r requirements/cpu.txt")
+
+
+CHECKS: tuple[Callable[[], Check], ...] = (
+    check_python,
+    check_node,
+    check_bwrap,
+    check_namespaces,
+    check_socat,
+    check_shm,
+    check_torch,
+    check_megatron,
+)
+
+
+def _module(name: str, module: str, advice: str) -> Check:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about accelerator libraries that a CPU machine lacks
+            found = importlib.import_module(module)
+    except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
+        return Check(name, False, str(error), advice)
+    return Check(name, True, str(getattr(found, "__version__", "imported")), advice)
+
+
+def _output(*command: str) -> str | None:
+    """First line of the command's output; None when there is no such command or it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.partition("\n")[0].strip()

@@ -1,0 +1,53 @@
+"""`gyre inspect RUN`: what a run did, or one execution call by call; reads files only, also while the run writes."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from gyre.cli import tables
+from gyre.cli.conversation_view import print_execution
+from gyre.core.errors import ConfigError
+from gyre.store import RunDir, RunStore
+from gyre.store.summary import RunSummary, as_json, summarise
+from gyre.store.trees import tree_summary
+
+
+def inspect(run_dir: Path, *, execution: str | None = None, json_out: Path | None = None) -> int:
+    """Prints the run's tables, or one execution; writes the JSON summary to `json_out`. Returns the exit code."""
+    run = RunDir.open(run_dir)
+    store = run.open_store(read_only=True)
+    console = Console()
+    if execution is not None:
+        print_execution(console, run, store, execution)
+    if json_out is not None or execution is None:
+        summary = read_summary(store)
+        if json_out is not None:
+            write_json(summary, json_out)
+        if execution is None:
+            print_summary(console, summary)
+    return 0
+
+
+def read_summary(store: RunStore) -> RunSummary:
+    trees = {execution_id: tree_summary(store.records(execution_id)) for execution_id in store.execution_ids()}
+    return summarise(store.events(), store.outcomes(), trees)
+
+
+def write_json(summary: RunSummary, path: Path) -> None:
+    try:
+        path.write_text(json.dumps(as_json(summary), indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): choose another file for --json.") from error
+
+
+def print_summary(console: Console, summary: RunSummary) -> None:
+    for table in (
+        tables.steps_table(summary),
+        tables.transitions_table(summary),
+        tables.joins_table(summary),
+        tables.executions_table(summary),
+    ):
+        if table.row_count:
+            console.print(table, "")
+    console.print(tables.facts(summary))

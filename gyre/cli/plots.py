@@ -1,0 +1,98 @@
+"""The two pictures of a run, from its journal: the reward curve and the cell-role timeline."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from gyre.core.events import Event, Published, StepDone
+from gyre.store.journal import on_one_axis, surviving
+from gyre.store.summary import RunSummary
+from gyre.store.timeline import Activity, role_spans, waterlevels
+
+COLOURS: dict[Activity, str] = {"rollout": "#4c78a8", "training": "#f58518", "transition": "#bab0ac"}
+MAX_STEP_LABELS = 24
+DPI = 130
+
+
+def draw_reward(summary: RunSummary, path: Path) -> None:
+    """Mean reward of every step, a centred moving mean, and the level before any training."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    steps = [step.step for step in summary.steps]
+    rewards = [step.reward_mean for step in summary.steps]
+    if summary.initial_reward is not None:
+        axes.axhline(summary.initial_reward, color="0.5", linestyle=":", label="before training (version 0)")
+    axes.plot(steps, rewards, "o", color=COLOURS["rollout"], alpha=0.45, markersize=5, label="one step")
+    half = max(1, len(rewards) // 12)
+    if len(rewards) > 2 * half:
+        axes.plot(
+            steps, moving_mean(rewards, half), color=COLOURS["rollout"], linewidth=2, label=f"mean of {2 * half + 1}"
+        )
+    axes.set(xlabel="optimizer step", ylabel="mean reward", title=f"Reward of {summary.run_id}")
+    axes.set_ylim(min(0.0, *rewards, 0.0) - 0.03, max(1.0, *rewards, 1.0) + 0.03)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="best")
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_timeline(events: Sequence[Event], path: Path) -> None:
+    """Above: the role of every cell over time, with the ends of steps and the publications. Below: the waterlevel
+    w = d − f, the executions that run, and the capacity C_R."""
+    events = on_one_axis(events)
+    spans = role_spans(events)
+    figure = Figure(figsize=(10, 2.9 + 0.42 * max(2, len(spans))), layout="constrained")
+    roles, water = figure.subplots(2, 1, sharex=True, height_ratios=[0.42 * max(2, len(spans)) + 0.4, 1.7])
+    for cell, of_cell in spans.items():
+        for activity, colour in COLOURS.items():
+            bars = [(span.start, span.end - span.start) for span in of_cell if span.activity == activity]
+            roles.broken_barh(bars, (cell - 0.36, 0.72), facecolor=colour, linewidth=0)
+    _mark_steps(roles, surviving(events))
+    roles.set_yticks(list(spans), [f"cell {cell}" + (" (core)" if cell == 0 else "") for cell in spans])
+    roles.set_ylim(max(spans, default=1) + 0.6, -0.6)
+    roles.spines[["top", "right", "left"]].set_visible(False)
+    roles.tick_params(left=False)
+    handles: list[Artist] = [Patch(color=colour, label=activity) for activity, colour in COLOURS.items()]
+    handles.append(Line2D([], [], color="black", linewidth=1, label="step"))
+    handles.append(Line2D([], [], color="black", marker="v", linestyle="", markersize=5, label="publication"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    _draw_water(water, events)
+    figure.savefig(path, dpi=DPI)
+
+
+def moving_mean(values: Sequence[float], half: int) -> list[float]:
+    """Mean over up to `half` neighbours on each side; narrower at the ends."""
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def _mark_steps(axes: Axes, line: Sequence[Event]) -> None:
+    steps = [event for event in line if isinstance(event, StepDone)]
+    every = -(-len(steps) // MAX_STEP_LABELS) if steps else 1
+    above = axes.get_xaxis_transform()
+    for step in steps:
+        axes.axvline(step.t, color="black", linewidth=0.7)
+        if step.step % every == 0:
+            axes.text(step.t, 1.06, str(step.step), transform=above, ha="center", va="bottom", fontsize=7)
+    published = [event.t for event in line if isinstance(event, Published)]
+    axes.plot(published, [1.03] * len(published), "v", color="black", markersize=4, transform=above, clip_on=False)
+
+
+def _draw_water(axes: Axes, events: Sequence[Event]) -> None:
+    levels = waterlevels(events)
+    t = [level.t for level in levels]
+    capacity = [level.capacity for level in levels]
+    axes.fill_between(t, capacity, step="post", color="0.9", linewidth=0, label="capacity C_R")
+    axes.step(t, [level.running for level in levels], where="post", color="0.45", linewidth=1, label="running p − f")
+    axes.step(t, [level.waterlevel for level in levels], where="post", color="#54a24b", label="waterlevel w = d − f")
+    axes.set(xlabel="seconds", ylabel="executions")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=3, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))

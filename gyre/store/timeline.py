@@ -1,0 +1,89 @@
+"""What every cell did when, from the journal: the data of the cell-role timeline. Pure functions of the events."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from gyre.core.events import Event, LedgerSampled, Role, RunStarted, TransitionFinished, TransitionStarted
+
+Activity = Literal["rollout", "training", "transition"]
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell in one role, or between two, from `start` to `end` seconds."""
+
+    activity: Activity
+    start: float
+    end: float
+
+
+class Waterlevel(msgspec.Struct, frozen=True, kw_only=True):
+    t: float
+    waterlevel: int
+    """w = d − f."""
+    capacity: int
+    """C_R: executions that the engines may carry."""
+    running: int
+    """p − f."""
+
+
+def role_spans(events: Sequence[Event]) -> dict[int, list[Span]]:
+    """Spans of every cell, in time order, without gaps; by cell index. Every cell serves rollouts when a run starts.
+
+    `events` are on one axis (`gyre.store.journal.on_one_axis`) and must hold a ledger sample or a transition of each
+    cell: a cell that neither mentions is not in the result."""
+    cells = sorted({cell for event in events for cell in _mentioned(event)})
+    if not cells:
+        return {}
+    begin, end = events[0].t, max(event.t for event in events)
+    spans: dict[int, list[Span]] = {cell: [] for cell in cells}
+    now: dict[int, tuple[Activity, float]] = dict.fromkeys(cells, ("rollout", begin))
+
+    def turn(cell: int, activity: Activity, t: float) -> None:
+        previous, since = now[cell]
+        if activity != previous:
+            spans[cell].append(Span(activity=previous, start=since, end=t))
+            now[cell] = (activity, t)
+
+    for event in events:
+        match event:
+            case RunStarted():
+                for cell in cells:
+                    turn(cell, "rollout", event.t)
+            case TransitionStarted():
+                turn(event.cell, "transition", event.t)
+            case TransitionFinished():
+                turn(event.cell, event.target, event.t)
+            case _:
+                pass
+    for cell, (activity, since) in now.items():
+        spans[cell].append(Span(activity=activity, start=since, end=end))
+    return {cell: [span for span in of_cell if span.end > span.start] for cell, of_cell in spans.items()}
+
+
+def waterlevels(events: Sequence[Event]) -> list[Waterlevel]:
+    return [
+        Waterlevel(t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f)
+        for event in events
+        if isinstance(event, LedgerSampled)
+    ]
+
+
+def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]]:
+    """Seconds that each cell spent in each role; transitions count in neither."""
+    roles: tuple[Role, ...] = ("rollout", "training")
+    return {
+        cell: {role: sum(span.end - span.start for span in of_cell if span.activity == role) for role in roles}
+        for cell, of_cell in spans.items()
+    }
+
+
+def _mentioned(event: Event) -> range | tuple[int, ...]:
+    match event:
+        case LedgerSampled():
+            return range(len(event.roles))
+        case TransitionStarted() | TransitionFinished():
+            return (event.cell,)
+        case _:
+            return ()
