@@ -1,0 +1,204 @@
+"""Everything that reaches into transformers' continuous batching (5.24): one place to look at when its version changes.
+
+The library's generation thread alternates "schedule, forward, hand out tokens". It is parked between two passes while
+somebody holds `pause`, and every method marked *paused* may only be called then. So a version that changes under a
+pause is exactly the version of every later token.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+
+from gyre.engines.local import attention
+from gyre.engines.local.config import LocalEngineConfig
+
+
+class Produced(msgspec.Struct, kw_only=True):
+    """What one forward pass added to one request."""
+
+    request_id: str
+    prompt_ids: list[int]
+    cached_tokens: int
+    output_ids: list[int]
+    logprobs: list[float]
+    version: int
+    finished: bool
+    error: str | None
+
+
+class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
+    """First come, first served; knows what the prefix cache served and which requests hold KV of old weights."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.cached_tokens: dict[str, int] = {}
+        self.delivered: dict[str, int] = {}
+        self._stale: set[str] = set()
+
+    def drop_prefix_cache(self) -> None:
+        """*Paused.* No later request finds KV that exists now; running requests keep theirs but never share it."""
+        self.cache.evict_cached_blocks()
+        for allocator in self.cache.cache_allocators.values():
+            allocator.ledger.hash_to_block.clear()
+            allocator.ledger.block_to_hash.clear()
+        self._stale = set(self.active_requests)
+
+    def _infer_request_tokens(self, state: Any, request_ids_to_remove_from_waiting: set[str]) -> Any:
+        before = state.position_offset
+        tokens = super()._infer_request_tokens(state, request_ids_to_remove_from_waiting)
+        self.cached_tokens.setdefault(state.request_id, state.position_offset - before)
+        return tokens
+
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:
+        batch = super().schedule_batch(token_budget, cache_budget)
+        for future in batch[0] or ():
+            if future.state.request_id in self._stale:
+                future.complete_blocks = {}
+        return batch
+
+    def finish_request(self, request_id: str) -> None:
+        super().finish_request(request_id)
+        self._stale.discard(request_id)
+
+    def clear_cancelled_requests(self) -> Any:
+        cancelled = super().clear_cancelled_requests()
+        for state in cancelled:
+            self._stale.discard(state.request_id)
+            self.forget(state.request_id)
+        return cancelled
+
+    def forget(self, request_id: str) -> None:
+        """The request gets no more tokens."""
+        self.cached_tokens.pop(request_id, None)
+        self.delivered.pop(request_id, None)
+
+
+SCHEDULER_MAPPING["gyre"] = TrackingScheduler
+
+
+class _Router(OutputRouter):  # type: ignore[misc]
+    """Turns the library's cumulative outputs into what each pass added, stamped with the version of that pass."""
+
+    def __init__(self, deliver: Callable[[list[Produced]], None]) -> None:
+        super().__init__()
+        self.version = -1
+        self.scheduler: Any = None
+        self._deliver = deliver
+
+    def deliver(self, output: Any) -> None:
+        self.deliver_batch([output])
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        self._deliver([self._added(output) for output in outputs])
+
+    def _added(self, output: Any) -> Produced:
+        key, finished = output.request_id, output.is_finished()
+        start = self.scheduler.delivered.get(key, 0)
+        cached = self.scheduler.cached_tokens.get(key, 0)
+        if finished:
+            self.scheduler.forget(key)
+        else:
+            self.scheduler.delivered[key] = len(output.generated_tokens)
+        return Produced(
+            request_id=key,
+            prompt_ids=output.prompt_ids if start == 0 else [],
+            cached_tokens=cached if start == 0 else 0,
+            output_ids=output.generated_tokens[start:],
+            logprobs=output.logprobs[start:],
+            version=self.version,
+            finished=finished,
+            error=output.error,
+        )
+
+
+class _Status(BackgroundThreadStatus):  # type: ignore[misc]
+    """Tells the engine when the generation thread dies."""
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._failed = failed
+
+    def record_fatal_error(self, error: Exception) -> None:
+        super().record_fatal_error(error)
+        self._failed(error)
+
+
+class Batcher:
+    """One generation thread with its KV memory over one model. Callbacks run on the generation thread."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: LocalEngineConfig,
+        deliver: Callable[[list[Produced]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        # Logits processors exist per request only if the defaults need them, hence a temperature that is not 1.
+        sampling = GenerationConfig(
+            do_sample=True, temperature=0.5, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
+        )
+        batching = ContinuousBatchingConfig(
+            page_size=config.page_size,
+            num_blocks=config.kv_blocks,
+            max_batch_tokens=config.max_batch_tokens,
+            max_requests_per_batch=config.max_requests,
+            scheduler_type="gyre",
+            return_logprobs=True,
+            seed=config.seed,
+            auto_switch_to_flash=False,
+            per_request_processors=True,
+        )
+        self._manager = model.init_continuous_batching(sampling, batching)
+        model.set_attn_implementation(attention.NAME)
+        self._router = _Router(deliver)
+        self._manager.output_router = self._router
+        self._manager.background_thread_status = _Status(failed)
+        # Creates the KV memory here and now instead of later on the generation thread.
+        self._manager.warmup()
+        self._scheduler: TrackingScheduler = self._manager.batch_processor.scheduler
+        self._router.scheduler = self._scheduler
+        with torch.inference_mode():
+            self._manager.start()
+
+    def stop(self) -> None:
+        """Ends the thread and frees the KV memory; what still runs is given up. Not while paused by this thread."""
+        self._manager.stop(block=True, hard_stop=True)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Parks the generation thread between two passes. Nests; enter and leave it from one thread."""
+        return self._manager.pause()  # type: ignore[no-any-return]
+
+    def add(self, request_id: str, input_ids: list[int], max_new: int, stop: list[int], temperature: float) -> None:
+        self._manager.add_request(
+            input_ids,
+            request_id=request_id,
+            max_new_tokens=max_new,
+            streaming=True,
+            eos_token_id=stop or [-1],
+            temperature=float(temperature),
+        )
+
+    def cancel(self, request_id: str) -> None:
+        self._manager.cancel_request(request_id)
+
+    def set_version(self, version: int) -> None:
+        """*Paused.* Later tokens carry `version`, and KV of earlier versions is no longer shared."""
+        self._scheduler.drop_prefix_cache()
+        self._router.version = version
+
+    def kv_blocks_in_use(self) -> int:
+        """Blocks that running requests hold; approximate while a pass runs."""
+        cache = self._scheduler.cache
+        used = 0
+        for allocator in cache.cache_allocators.values():
+            free = cache.pool.count_free_blocks(allocator.index)
+            free += cache.pool.num_free_sectors * allocator.blocks_per_sector
+            used += allocator.num_blocks - free - len(allocator.ledger.cached_blocks)
+        return used

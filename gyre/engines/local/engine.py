@@ -1,0 +1,240 @@
+"""`Engine` on CPUs: exact behaviour log-probabilities, a version on every token, weights changed in place.
+
+Three kinds of threads: the event loop owns requests and state, the batcher's generation thread runs forward passes, and
+one control thread does what blocks (pausing, loading, allocating), in order.
+"""
+
+import asyncio
+import gc
+import itertools
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+
+from gyre.core.errors import GyreError, InvariantViolation, NotReady
+from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, PauseMode
+from gyre.engines.local.batching import Batcher, Produced
+from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.model import build_model, load_weights
+from gyre.engines.local.streams import RequestStream
+from gyre.transport.base import WeightRef, WeightTransport
+from gyre.transport.state import checksum, published_state
+
+T = TypeVar("T")
+
+
+class LocalEngine:
+    """Call `start` once before use and `close` at the end. `failed` is set when the generation thread dies: the process
+    should then end, because its requests cannot continue.
+
+    While paused in place, new requests wait for `resume`; while paused by abort, they are refused with NotReady.
+    """
+
+    def __init__(self, config: LocalEngineConfig, transport: WeightTransport) -> None:
+        self._config = config
+        self._transport = transport
+        self._control = ThreadPoolExecutor(1, thread_name_prefix="engine-control")
+        self._changing = asyncio.Lock()
+        """Pauses, updates and releases happen one after another."""
+        self._numbers = itertools.count()
+        self._streams: dict[str, RequestStream] = {}
+        """Running requests by the batcher's id."""
+        self._ids: dict[str, str] = {}
+        """The batcher's id of each running request."""
+        self._model: Any = None
+        self._batcher: Batcher | None = None
+        self._pause: AbstractContextManager[None] | None = None
+        self._paused: PauseMode | None = None
+        self._version = -1
+        self._checksum = ""
+        self._generated = 0
+        self._cached = 0
+        self._limit = config.max_context
+
+    async def start(self) -> None:
+        """Builds the model, allocates KV memory, loads `config.weights`. Raises ConfigError for an unusable model."""
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        torch.set_num_threads(self._config.threads)
+        await self._run(self._allocate)
+        if self._config.weights is not None:
+            await self.update_weights(self._config.weights)
+
+    async def close(self) -> None:
+        for stream in self._streams.values():
+            stream.fail("the engine was closed")
+        await self._run(self._free)
+        self._control.shutdown()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        batcher, max_new = self._admit(request)
+        key = f"r{next(self._numbers)}"
+        stream = RequestStream(request.input_ids, request.sampling.stop_token_ids)
+        self._streams[key], self._ids[request.request_id] = stream, key
+        sampling = request.sampling
+        batcher.add(key, request.input_ids, max_new, sampling.stop_token_ids, sampling.temperature)
+        try:
+            while True:
+                chunk = await stream.next_chunk()
+                if stream.error is not None:
+                    raise GyreError(f"request {request.request_id} failed in the engine: {stream.error}")
+                self._cached += chunk.cached_tokens
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            # Reached early when the caller closes the stream: then the batcher must not go on.
+            if self._streams.pop(key, None) is not None:
+                del self._ids[request.request_id]
+                if stream.finish is None:
+                    batcher.cancel(key)
+
+    def _admit(self, request: GenerateRequest) -> tuple[Batcher, int]:
+        """The batcher to use and the output budget that the context leaves. Raises NotReady or GyreError."""
+        if self._batcher is None:
+            raise NotReady("the engine's memory is released; restore it and update its weights first")
+        if self._version < 0:
+            raise NotReady("the engine has no weights yet; update_weights first")
+        if self._paused is PauseMode.ABORT:
+            raise NotReady("the engine is paused and admits nothing; resume it or use another one")
+        if request.request_id in self._ids:
+            raise GyreError(f"request id {request.request_id} is already running; ids are unique while running")
+        sampling, length = request.sampling, len(request.input_ids)
+        if sampling.top_p != 1.0:
+            raise GyreError(
+                f"top_p = {sampling.top_p} is refused: the local engine samples the whole distribution (1.0)"
+            )
+        if not sampling.temperature > 0.0:
+            raise GyreError(f"temperature = {sampling.temperature} is refused: it must be positive")
+        if length == 0 or request.max_new_tokens < 1:
+            raise GyreError(
+                f"request of {length} prompt and {request.max_new_tokens} new tokens: both must be positive"
+            )
+        if length >= self._limit:
+            raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
+        vocabulary = self._model.config.vocab_size
+        if not 0 <= min(request.input_ids) <= max(request.input_ids) < vocabulary:
+            raise GyreError(f"prompt ids outside the vocabulary of {vocabulary}")
+        return self._batcher, min(request.max_new_tokens, self._limit - length)
+
+    async def abort(self, request_id: str) -> None:
+        keys = list(self._streams) if request_id == "" else [self._ids[request_id]] if request_id in self._ids else []
+        for key in keys:
+            self._streams[key].end("abort")
+            self._streams.pop(key)
+            if self._batcher is not None:
+                self._batcher.cancel(key)
+        self._ids = {name: key for name, key in self._ids.items() if key in self._streams}
+
+    async def pause(self, mode: PauseMode) -> None:
+        async with self._changing:
+            self._paused = mode
+            await self._run(self._park)
+            if mode is PauseMode.ABORT:
+                # After the thread is parked, so that every token it produced is delivered.
+                await self.abort("")
+
+    async def resume(self) -> None:
+        async with self._changing:
+            await self._run(self._unpark)
+            self._paused = None
+
+    async def update_weights(self, ref: WeightRef) -> None:
+        async with self._changing:
+            if self._batcher is None:
+                raise NotReady("the engine's memory is released; restore it before update_weights")
+            await self._run(lambda: self._load(ref))
+
+    async def release(self) -> None:
+        async with self._changing:
+            if self._streams:
+                raise NotReady(f"{len(self._streams)} requests are running; pause with abort before release")
+            await self._run(self._free)
+
+    async def restore(self) -> None:
+        async with self._changing:
+            if self._batcher is None:
+                await self._run(self._allocate)
+
+    async def status(self) -> EngineStatus:
+        return EngineStatus(
+            version=self._version,
+            running=len(self._streams),
+            paused=self._paused is not None,
+            released=self._batcher is None,
+            generated_tokens=self._generated,
+            cached_tokens=self._cached,
+            weights_checksum=self._checksum,
+            kv_blocks_in_use=0 if self._batcher is None else self._batcher.kv_blocks_in_use(),
+        )
+
+    # --- event loop, called by the generation thread -----------------------------------------------------------------
+
+    def _deliver(self, produced: list[Produced]) -> None:
+        self._loop.call_soon_threadsafe(self._receive, produced)
+
+    def _receive(self, batch: list[Produced]) -> None:
+        for produced in batch:
+            self._generated += len(produced.output_ids)
+            stream = self._streams.get(produced.request_id)
+            if stream is not None:
+                stream.put(produced)
+
+    def _fail(self, error: Exception) -> None:
+        def set_failed() -> None:
+            for stream in self._streams.values():
+                stream.fail(str(error))
+            if not self.failed.done():
+                self.failed.set_exception(error)
+
+        self._loop.call_soon_threadsafe(set_failed)
+
+    # --- control thread ----------------------------------------------------------------------------------------------
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._control, function)
+
+    def _allocate(self) -> None:
+        config = self._config
+        self._model = build_model(config.model_dir)
+        self._batcher = Batcher(self._model, config, self._deliver, self._fail)
+        positions = getattr(self._model.config, "max_position_embeddings", config.max_context)
+        self._limit = min(config.max_context, positions, config.kv_blocks * config.page_size)
+        if self._paused is not None:
+            self._park()
+
+    def _park(self) -> None:
+        if self._batcher is not None and self._pause is None:
+            pause = self._batcher.pause()
+            pause.__enter__()
+            self._pause = pause
+
+    def _unpark(self) -> None:
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.__exit__(None, None, None)
+
+    def _free(self) -> None:
+        self._unpark()
+        batcher, self._batcher, self._model = self._batcher, None, None
+        self._version, self._checksum = -1, ""
+        if batcher is not None:
+            batcher.stop()
+        del batcher
+        gc.collect()
+
+    def _load(self, ref: WeightRef) -> None:
+        assert self._batcher is not None
+        tensors = self._transport.pull(ref)
+        with self._batcher.pause():
+            load_weights(self._model, tensors, ref.version)
+            self._version, self._checksum = ref.version, checksum(published_state(self._model))
+            self._batcher.set_version(ref.version)
+        if self._checksum != ref.checksum:
+            self._version = -1
+            raise InvariantViolation(
+                f"weights of version {ref.version} have digest {self._checksum}, not {ref.checksum}"
+            )

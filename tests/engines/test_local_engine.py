@@ -1,0 +1,109 @@
+"""The local engine keeps the engine contract, in process and as a worker behind RPC."""
+
+import msgspec
+import pytest
+import pytest_asyncio
+from contract import CONTEXT, EngineContract, Rig, ask, prompt, request, reset, tiny_config
+
+from gyre.core.errors import ConfigError, NotReady
+from gyre.engines.base import Engine
+from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.engine import LocalEngine
+from gyre.launch.base import ProcessSpec
+from gyre.launch.local import LocalLauncher
+from gyre.rpc import connect
+from gyre.transport.shm import ShmTransport
+
+PAGE = 8
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    tiny_config().save_pretrained(path)
+    return str(path)
+
+
+def engine_config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
+    # A pass of 128 tokens splits longer prompts, so the contract also covers prefill in parts.
+    fixed = {"kv_blocks": 512, "page_size": PAGE, "max_batch_tokens": 128, "max_context": CONTEXT, "seed": 3}
+    return LocalEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | changes))
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestInProcess(EngineContract):
+    @pytest_asyncio.fixture(loop_scope="class", scope="class")
+    async def started(self, model_dir, tmp_path_factory):
+        transport = ShmTransport(str(tmp_path_factory.mktemp("weights")))
+        engine = LocalEngine(engine_config(model_dir, str(transport.root)), transport)
+        await engine.start()
+        with pytest.raises(NotReady, match="no weights"):
+            await ask(engine, request("early", prompt(4)))
+        yield Rig(engine, transport, grain=PAGE)
+        await engine.close()
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def rig(self, started):
+        await reset(started)
+        return started
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestWorker(EngineContract):
+    @pytest_asyncio.fixture(loop_scope="class", scope="class")
+    async def started(self, model_dir, tmp_path_factory):
+        transport = ShmTransport(str(tmp_path_factory.mktemp("weights")))
+        rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
+        config = engine_config(model_dir, str(transport.root), weights=rig.publish(1))
+        spec = ProcessSpec(
+            name="engine-0",
+            entry="gyre.engines.local.worker:main",
+            config=msgspec.Raw(msgspec.json.encode(config)),
+            env={"OMP_NUM_THREADS": "1"},
+        )
+        async with LocalLauncher(tmp_path_factory.mktemp("logs")) as launcher:
+            process = await launcher.start(spec)
+            connection = connect(Engine, process.address, launcher.secret)
+            rig.engine = connection.stub
+            assert (await rig.engine.status()).version == 1
+            yield rig
+            await connection.close()
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def rig(self, started):
+        await reset(started)
+        return started
+
+
+async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
+    """Requests that do not fit together are put back and recomputed; ids, log-probs and versions stay whole."""
+    import asyncio
+
+    transport = ShmTransport(str(tmp_path))
+    rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
+    config = engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=24)
+    rig.engine = engine = LocalEngine(config, transport)
+    await engine.start()
+    try:
+        prompts = [prompt(40, seed=i) for i in range(6)]
+        answers = await asyncio.gather(*(ask(engine, request(f"r{i}", ids, 60)) for i, ids in enumerate(prompts)))
+        for ids, answer in zip(prompts, answers, strict=True):
+            assert answer.first.prompt_ids == ids
+            assert len(answer.output_ids) == 60
+            expected = rig.expected(ids, answer.output_ids, 1)
+            assert max(abs(a - b) for a, b in zip(answer.logprobs, expected, strict=True)) <= 1e-4
+    finally:
+        await engine.close()
+
+
+async def test_a_directory_without_a_model_is_refused(tmp_path):
+    engine = LocalEngine(engine_config(str(tmp_path), str(tmp_path)), ShmTransport(str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        await engine.start()
+    await engine.close()
+
+
+@pytest.mark.parametrize("change", [{"kv_blocks": 0}, {"page_size": 2}, {"max_requests": 129}])
+def test_impossible_configs_are_refused(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        engine_config("m", "r", **change)
