@@ -17,6 +17,6 @@ def export(run_dir: Path, hf: Path) -> int:
         raise ConfigError(f"{hf} is not an empty directory: choose another one for --hf.")
     from gyre.training.export import export_hf  # imports torch
 
-    export_hf(latest.path, hf)
+    export_hf(str(latest.path), str(hf))
     Console().print(f"Version {latest.version} of {run_dir} is in {hf}", soft_wrap=True, highlight=False)
     return 0

@@ -112,7 +112,7 @@ def facts(summary: RunSummary) -> Table:
     moved = [t for t in summary.transitions if t.target == "training"]
     rerouted = sum(transition.rerouted for transition in summary.transitions)
     table.add_row(
-        "transitions", f"{len(moved)} to training, {rerouted} calls rerouted, {len(summary.joins)} late joins"
+        "transitions", f"{len(moved)} to training, calls rerouted: {rerouted}, late joins: {len(summary.joins)}"
     )
     proxy = summary.proxy
     table.add_row(
@@ -146,6 +146,7 @@ def good(count: int) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    table.min_width = len(title)
     for column in columns:
         table.add_column(column, justify="right")
     return table

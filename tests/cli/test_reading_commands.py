@@ -1,0 +1,149 @@
+"""`gyre inspect`, the final report and `gyre export` on a run directory: what a user sees."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic_journal import journal
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from gyre.cli import inspect as inspect_module
+from gyre.cli.export import export
+from gyre.cli.inspect import inspect
+from gyre.cli.report import final_report
+from gyre.core.errors import ConfigError
+from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validity
+from gyre.store import RunDir
+
+
+def call(seq: int, parent: str | None, role: RoleClass, delta: list[int], output: list[int]) -> CallRecord:
+    return CallRecord(
+        execution_id="0-0",
+        call_id=f"c{seq}",
+        seq=seq,
+        parent=parent,
+        prefix_len=0 if parent is None else 4,
+        delta_ids=delta,
+        output_ids=output,
+        output_logprobs=[-0.5] * len(output),
+        output_versions=[0] * len(output),
+        role=role,
+        cells=[1, 0] if seq == 1 else [1],
+        flags=["replayed"] if seq == 1 else [],
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir.create(tmp_path / "run", "")
+    with run.open_store() as store:
+        for event in journal(4):
+            store.append(event)
+        store.put_record(call(0, None, RoleClass.MAIN, [0, 1], [2, 3]))
+        store.put_record(call(1, "c0", RoleClass.MAIN, [1], [2]))
+        store.put_record(call(2, None, RoleClass.SUB_AGENT, [0], [3]))
+        assessment = Assessment(
+            execution_id="0-0", artifact="w", evaluator="tests", score=0.75, valid=True, detail={"style": 0.5}
+        )
+        store.put_assessment(assessment)
+        store.put_outcome(
+            Outcome(
+                execution_id="0-0",
+                validity=Validity.VALID,
+                reward=0.75,
+                cause="harness_timeout",
+                assessment=assessment,
+                message="The harness ran out of time.",
+            )
+        )
+    return run
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """A wide recording console in place of the terminal."""
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    monkeypatch.setattr(inspect_module, "Console", lambda: console)
+    return console
+
+
+def test_inspect_prints_the_run(run: RunDir, screen: Console) -> None:
+    before = sorted(path.name for path in run.root.iterdir())
+    assert inspect(run.root) == 0
+    text = screen.export_text()
+    for shown in ("Steps", "Role transitions", "joined a batch under way", "Executions", "valid (harness_timeout)"):
+        assert shown in text
+    assert "1 main (3), 1 sub-agent (1)" in text
+    assert "all held" in text
+    assert sorted(path.name for path in run.root.iterdir()) == before
+
+
+def test_inspect_writes_json(run: RunDir, tmp_path: Path, screen: Console) -> None:
+    assert inspect(run.root, json_out=tmp_path / "out.json") == 0
+    document = json.loads((tmp_path / "out.json").read_text())
+    first = next(execution for execution in document["executions"] if execution["id"] == "0-0")
+    assert first["leaves"] == [{"role": "main", "targets": 3}, {"role": "sub-agent", "targets": 1}]
+    assert (first["calls"], first["nodes"], first["reward"]) == (3, 3, 0.75)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        inspect(run.root, json_out=tmp_path / "missing" / "out.json")
+
+
+def test_inspect_shows_an_execution_as_ids(run: RunDir, screen: Console) -> None:
+    assert inspect(run.root, execution="0-0") == 0
+    text = screen.export_text()
+    assert "call 1  main" in text
+    assert "1→0" in text, "the cells of a rerouted call"
+    assert "replayed" in text
+    assert "out  2 3" in text
+    assert "outcome: valid, reward 0.750, harness_timeout. The harness ran out of time." in text
+    assert "assessment by tests: score 0.750 style 0.500" in text
+
+
+def test_inspect_shows_text_when_the_tokenizer_is_there(run: RunDir, tmp_path: Path, screen: Console) -> None:
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    Tokenizer(WordLevel({"alpha": 0, "beta": 1, "gamma": 2, "delta": 3}, unk_token="alpha")).save(
+        str(policy / "tokenizer.json")
+    )
+    run.config.write_text(f'[policy]\npath = "{policy}"\n')
+    inspect(run.root, execution="0-0")
+    assert "out  gamma delta" in screen.export_text()
+
+
+def test_inspect_refuses_what_is_not_there(run: RunDir, tmp_path: Path, screen: Console) -> None:
+    with pytest.raises(ConfigError, match=r"no execution '7-7'; it has 1, from 0-0"):
+        inspect(run.root, execution="7-7")
+    with pytest.raises(ConfigError, match="does not exist"):
+        inspect(tmp_path / "nothing")
+
+
+def test_the_final_report_can_be_repeated(run: RunDir) -> None:
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    for _ in range(2):
+        final_report(run.root, console)
+    text = console.export_text()
+    assert "reward" in text
+    assert "trainer and engine differ by at most 4.0e-05" in text
+    for picture in ("reward.png", "timeline.png"):
+        assert (run.root / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_ended_before_its_first_step_is_reported(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", "")
+    with run.open_store() as store:
+        store.append(journal(2)[0])
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    final_report(run.root, console)
+    assert "not finished" in console.export_text()
+    assert not list(run.root.glob("*.png"))
+
+
+def test_export_needs_a_checkpoint_and_an_empty_directory(run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
+        export(run.root, tmp_path / "hf")
+    run.checkpoint_path(2).mkdir()
+    with pytest.raises(ConfigError, match="not an empty directory"):
+        export(run.root, run.root)
