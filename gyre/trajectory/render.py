@@ -5,7 +5,6 @@ tokenizer is passed in. A bridge renders only what is new after a stored path, s
 never encoded a second time.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
 from gyre.trajectory.stream_parse import Grammar, ParsedCall, ParsedTurn, StreamingParse, call_arguments
 
-_TAIL = 4096
+BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
 
 _FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -102,7 +101,7 @@ class ChatRenderer:
         new = _wire_messages(conversation.messages, start)
         if self._generic or not new or any(message["role"] == "assistant" for message in new):
             return self._bridge_by_template(output_ids, conversation, start)
-        prompt, output = list(prompt_ids[-_TAIL:]), list(output_ids)
+        prompt, output = list(prompt_ids[-BRIDGE_TAIL:]), list(output_ids)
         try:
             bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=_wire_tools(conversation.tools))
         except Exception as error:
@@ -242,8 +241,3 @@ def _wire_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
         }
         for tool in tools
     ]
-
-
-def tool_schema_text(tools: Sequence[Tool]) -> str:
-    """A stable text of the tool list; conversations with different texts have different prompt prefixes."""
-    return json.dumps(_wire_tools(tools) or [], sort_keys=True, ensure_ascii=False)

@@ -14,7 +14,7 @@ from gyre.core.records import RoleClass
 
 
 class RoleMarkers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of a harness profile that tells calls apart. Text markers are substrings; header names are lower case."""
+    """The part of a harness profile that tells calls apart. Text markers are substrings; headers are lower case."""
 
     sub_agent_headers: list[str] = []
     """A call that carries any of these is a sub-agent's."""

@@ -4,8 +4,8 @@
 changes or takes back a delta – and never contains half a UTF-8 character or part of a marker.
 
 Rules. Reasoning and text are stripped of surrounding whitespace. Text is what precedes the first tool call. When no
-call of the turn parses, everything from the first marker on is text: an unparsed call stays policy text (case T18). When
-some parse, the others are reported with ok=False and are not shown.
+call of the turn parses, everything from the first marker on is text: an unparsed call stays policy text (case T18).
+When some parse, the others are reported with ok=False and are not shown.
 """
 
 import json

@@ -1,0 +1,307 @@
+"""The trajectory tree of one execution: prepare → (generate elsewhere) → commit (DESIGN §5 "Tokens", paper §5.1).
+
+`prepare` changes nothing; `commit` validates first and then appends. So a failed or abandoned call leaves the tree
+bit-identical (case T11). Memory is O(unique tokens) for tokens and O(unique messages) for text; a call costs work for
+its new part, plus one comparison per message of its history and one copy of the prompt.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from gyre.core.errors import GyreError, InvariantViolation
+from gyre.core.records import CallRecord, FinishReason, RoleClass
+from gyre.trajectory.conversation import Conversation, Message
+from gyre.trajectory.history import History, Match
+from gyre.trajectory.node import Node, Tokens, as_tokens, longest_prefix, make_node, path_tokens
+from gyre.trajectory.render import BRIDGE_TAIL, ChatRenderer
+
+
+class CommitRefused(GyreError):
+    """A sample does not belong to the prepared call; the tree did not change."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine returned for one call; the three lists have equal length [T_out]."""
+
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: FinishReason
+    cells: list[int] = []
+
+
+class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send to an engine, and where its answer will be appended. Stays valid while other calls commit."""
+
+    execution_id: str
+    conversation: Conversation
+    role: RoleClass
+    agent_id: str
+    input_ids: list[int]
+    """Full prompt, [T_in]: path(parent)[:prefix_len] + delta_ids."""
+    parent: str | None
+    prefix_len: int
+    delta_ids: list[int]
+    """Input tokens that no stored path shares, [T_delta]."""
+    drift: dict[str, int]
+    """Differences between emitted turns and their first echo in this conversation, by kind."""
+    flags: list[str]
+    """Sorted: "context_turn", "partial_turn", "foreign_turn" (assistant turns that are context only here), and
+    "prefix_break" (the conversation continues a recorded turn whose tokens could not be continued)."""
+    match: Match
+    nodes_seen: int
+    """Size of the tree at prepare; commit looks for a longer shared prefix when it has grown since."""
+
+
+class PathStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One call on a root-to-leaf path."""
+
+    call_id: str
+    output_start: int
+    """Position in the path of the call's first output token."""
+    covered: int
+    """Output tokens of the call that lie on the path; fewer than all when the path branches off inside them."""
+
+
+class TrajectoryTree:
+    """Single-threaded by contract: the session holds its lock during `prepare` and `commit`."""
+
+    def __init__(self, execution_id: str, renderer: ChatRenderer | None = None) -> None:
+        """Without a renderer the tree can be read (training, inspect) but not prepared on."""
+        self.execution_id = execution_id
+        self._renderer = renderer
+        self._nodes: dict[str, Node] = {}
+        self._roots: list[Node] = []
+        self._history = History()
+
+    @classmethod
+    def from_records(cls, records: Iterable[CallRecord]) -> "TrajectoryTree":
+        """Rebuilds a tree, in any order of records. Raises InvariantViolation when they do not form one."""
+        ordered = sorted(records, key=lambda record: record.seq)
+        if not ordered:
+            raise InvariantViolation("A trajectory tree needs at least one record.")
+        tree = cls(ordered[0].execution_id)
+        for record in ordered:
+            tree._check(record)
+            tree._append(record)
+        return tree
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """In commit order."""
+        return list(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, call_id: object) -> bool:
+        return call_id in self._nodes
+
+    def node(self, call_id: str) -> Node:
+        return self._nodes[call_id]
+
+    def record(self, call_id: str) -> CallRecord:
+        return self._nodes[call_id].to_record()
+
+    def records(self) -> list[CallRecord]:
+        return [node.to_record() for node in self._nodes.values()]
+
+    def path_ids(self, call_id: str) -> list[int]:
+        """Full prompt and output of a call, [T]."""
+        node = self._nodes[call_id]
+        ids: list[int] = path_tokens(node, node.end).tolist()
+        return ids
+
+    def path_steps(self, call_id: str) -> list[PathStep]:
+        """The calls on the path of a call, root first."""
+        steps = []
+        node: Node | None = self._nodes[call_id]
+        length = self._nodes[call_id].end
+        while node is not None:
+            covered = max(0, min(node.output_len, length - node.output_start))
+            steps.append(PathStep(call_id=node.call_id, output_start=node.output_start, covered=covered))
+            length = node.start
+            node = node.parent
+        return steps[::-1]
+
+    def leaves(self) -> list[Node]:
+        """Nodes whose path no other node's path contains, in commit order.
+
+        Orphans and auxiliary calls hide no leaf: an eligible node is a leaf unless an eligible one contains it."""
+        covered: set[str] = set()
+        carries_eligible = {node.call_id: node.eligible for node in self._nodes.values()}
+        for node in reversed(self._nodes.values()):
+            parent = node.parent
+            if parent is None:
+                continue
+            counts = carries_eligible[node.call_id]
+            carries_eligible[parent.call_id] |= counts
+            if node.start == parent.end and (counts or not parent.eligible):
+                covered.add(parent.call_id)
+        return [node for node in self._nodes.values() if node.call_id not in covered]
+
+    def digest(self) -> str:
+        """Hash of everything that later calls and training depend on; equal before and after a failed call."""
+        sha = hashlib.sha256()
+        for node in self._nodes.values():
+            sha.update(msgspec.msgpack.encode(node.to_record()))
+        sha.update(msgspec.msgpack.encode(self._history.fingerprint()))
+        return sha.hexdigest()
+
+    @property
+    def unique_tokens(self) -> int:
+        """Tokens stored, each shared prefix once."""
+        return sum(len(node.tokens) for node in self._nodes.values())
+
+    def prepare(self, conversation: Conversation, *, role: RoleClass, agent_id: str = "") -> PreparedCall:
+        """Decides the exact prompt of a call and its place in the tree, and changes nothing.
+
+        A conversation that continues a recorded turn gets that turn's path, token for token, and only its new messages
+        are encoded. Otherwise the whole is rendered. Raises RenderError when the template fails."""
+        renderer = self._require_renderer()
+        match = self._history.match(conversation)
+        flags: set[str] = set()
+        ids, at, position = None, None, 0
+        if match.turn is not None:
+            continued = self._nodes[match.turn]
+            new = self._restored(conversation, match.start, flags)
+            ids = self._bridged(renderer, continued, new, match.start)
+            if ids is not None:
+                at, position = continued, continued.end
+        if ids is None:
+            flags.clear()
+            ids = as_tokens(renderer.render(self._restored(conversation, 0, flags)))
+        parent, prefix_len = longest_prefix(ids, self._roots, at, position)
+        if match.turn is not None and prefix_len < self._nodes[match.turn].end:
+            flags.add("prefix_break")
+        return PreparedCall(
+            execution_id=self.execution_id,
+            conversation=conversation,
+            role=role,
+            agent_id=agent_id,
+            input_ids=ids.tolist(),
+            parent=parent.call_id if parent else None,
+            prefix_len=prefix_len,
+            delta_ids=ids[prefix_len:].tolist(),
+            drift=match.drift,
+            flags=sorted(flags),
+            match=match,
+            nodes_seen=len(self._nodes),
+        )
+
+    def commit(
+        self,
+        prepared: PreparedCall,
+        sample: Sample,
+        emitted: Message | None,
+        *,
+        call_id: str,
+        trainable: bool = True,
+        dialect: str = "",
+        started_at: float = 0.0,
+        finished_at: float = 0.0,
+        flags: Sequence[str] = (),
+    ) -> CallRecord:
+        """Appends the call's record and returns its stored form.
+
+        `emitted` is the assistant message as the harness was given it, with the tool-call ids issued by the proxy; it
+        is what later requests are matched with. None when the harness was given nothing (an abandoned sample). Raises
+        CommitRefused, before anything changed, when the sample cannot belong to the prepared call."""
+        self._check_commit(prepared, sample, emitted, call_id)
+        parent_id, prefix_len = prepared.parent, prepared.prefix_len
+        if len(self._nodes) != prepared.nodes_seen:
+            at = self._nodes[parent_id] if parent_id is not None else None
+            ids = as_tokens(prepared.input_ids)
+            parent, prefix_len = longest_prefix(ids, self._roots, at, prefix_len)
+            parent_id = parent.call_id if parent else None
+        record = CallRecord(
+            execution_id=self.execution_id,
+            call_id=call_id,
+            seq=len(self._nodes),
+            parent=parent_id,
+            prefix_len=prefix_len,
+            delta_ids=prepared.input_ids[prefix_len:],
+            output_ids=sample.output_ids,
+            output_logprobs=sample.logprobs,
+            output_versions=sample.versions,
+            role=prepared.role,
+            agent_id=prepared.agent_id,
+            trainable=trainable,
+            finish=sample.finish,
+            cells=sample.cells,
+            dialect=dialect,
+            started_at=started_at,
+            finished_at=finished_at,
+            drift=prepared.drift,
+            flags=sorted({*prepared.flags, *flags}),
+        )
+        self._append(record)
+        self._history.note_echoes(prepared.match.fresh_echoes)
+        if emitted is not None:
+            self._history.remember(call_id, record.seq, prepared.conversation, prepared.match, emitted)
+        return record
+
+    def knows_tool_call(self, tool_call_id: str) -> bool:
+        """Whether an emitted turn of this execution carries that tool-call id."""
+        return self._history.knows_tool_call(tool_call_id)
+
+    def _restored(self, conversation: Conversation, start: int, flags: set[str]) -> Conversation:
+        messages = list(conversation.messages)
+        for index in range(start, len(messages)):
+            if messages[index].role == "assistant":
+                messages[index], flag = self._history.restore(messages[index])
+                flags.add(flag)
+        return msgspec.structs.replace(conversation, messages=tuple(messages))
+
+    def _bridged(self, renderer: ChatRenderer, node: Node, conversation: Conversation, start: int) -> Tokens | None:
+        path = path_tokens(node, node.end)
+        prompt, output = path[: node.output_start], path[node.output_start :]
+        new = renderer.bridge(prompt[-BRIDGE_TAIL:].tolist(), output.tolist(), conversation, start)
+        return None if new is None else np.concatenate([path, as_tokens(new)])
+
+    def _require_renderer(self) -> ChatRenderer:
+        if self._renderer is None:
+            raise GyreError(f"The tree of {self.execution_id} was built from records and cannot prepare calls.")
+        return self._renderer
+
+    def _check_commit(self, prepared: PreparedCall, sample: Sample, emitted: Message | None, call_id: str) -> None:
+        problem = ""
+        if prepared.execution_id != self.execution_id:
+            problem = f"it was prepared for execution {prepared.execution_id}"
+        elif prepared.parent is not None and prepared.parent not in self._nodes:
+            problem = f"its parent {prepared.parent} is not in the tree"
+        elif call_id in self._nodes:
+            problem = "the call is already recorded"
+        elif not len(sample.output_ids) == len(sample.logprobs) == len(sample.versions):
+            problem = (
+                f"the sample has {len(sample.output_ids)} tokens, {len(sample.logprobs)} log-probs and "
+                f"{len(sample.versions)} versions"
+            )
+        elif emitted is not None and emitted.role != "assistant":
+            problem = f"the emitted message has role {emitted.role}"
+        elif emitted is not None:
+            taken = [call.id for call in emitted.tool_calls if self._history.knows_tool_call(call.id)]
+            problem = f"tool-call id {taken[0]} was issued before" if taken else ""
+        if problem:
+            raise CommitRefused(f"Call {call_id} of {self.execution_id} cannot be recorded: {problem}.")
+
+    def _check(self, record: CallRecord) -> None:
+        parent = self._nodes.get(record.parent) if record.parent is not None else None
+        lengths = {len(record.output_ids), len(record.output_logprobs), len(record.output_versions)}
+        if record.execution_id != self.execution_id or record.call_id in self._nodes or len(lengths) != 1:
+            raise InvariantViolation(f"Record {record.call_id} of {record.execution_id} is broken or a duplicate.")
+        if record.parent is not None and (parent is None or record.prefix_len > parent.end):
+            raise InvariantViolation(
+                f"Record {record.call_id} of {record.execution_id} does not fit its parent {record.parent}."
+            )
+        if record.parent is None and record.prefix_len != 0:
+            raise InvariantViolation(f"Record {record.call_id} of {record.execution_id} is a root with a prefix.")
+
+    def _append(self, record: CallRecord) -> None:
+        parent = self._nodes[record.parent] if record.parent is not None else None
+        node = make_node(record, parent)
+        (parent.children if parent is not None else self._roots).append(node)
+        self._nodes[record.call_id] = node
