@@ -6,6 +6,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from tokenizers import Tokenizer
 
 from gyre.core.errors import ConfigError
 from gyre.core.records import CallRecord
@@ -44,12 +45,10 @@ def print_execution(console: Console, run: RunDir, store: RunStore, execution_id
 def decoder(run: RunDir) -> Decode | None:
     """Token ids → text with the tokenizer of the policy that the run's config names; None when it is not there."""
     config = tomllib.loads(run.config.read_text())
-    path = config.get("policy", {}).get("path")
-    if path is None or not (run.root / path / "tokenizer.json").is_file():
+    model = config.get("policy", {}).get("model")
+    if model is None or not (run.root / model / "tokenizer.json").is_file():
         return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(run.root / path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(run.root / model / "tokenizer.json"))
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False))

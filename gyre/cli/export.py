@@ -6,17 +6,16 @@ from rich.console import Console
 
 from gyre.core.errors import ConfigError
 from gyre.store import RunDir
+from gyre.training.export import export_hf
 
 
 def export(run_dir: Path, hf: Path) -> int:
-    """Raises ConfigError when the run has no checkpoint yet or `hf` is taken."""
+    """Raises ConfigError when the run has no checkpoint yet or `hf` is not a new or empty directory."""
     latest = RunDir.open(run_dir).latest_checkpoint()
     if latest is None:
         raise ConfigError(f"{run_dir} has no complete checkpoint yet: wait for the first one or let the run finish.")
-    if hf.exists() and (not hf.is_dir() or any(hf.iterdir())):
-        raise ConfigError(f"{hf} is not an empty directory: choose another one for --hf.")
-    from gyre.training.export import export_hf  # imports torch
-
+    if hf.exists() and not hf.is_dir():
+        raise ConfigError(f"{hf} is a file: name a directory for --hf.")
     export_hf(str(latest.path), str(hf))
     Console().print(f"Version {latest.version} of {run_dir} is in {hf}", soft_wrap=True, highlight=False)
     return 0

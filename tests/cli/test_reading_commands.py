@@ -108,7 +108,7 @@ def test_inspect_shows_text_when_the_tokenizer_is_there(run: RunDir, tmp_path: P
     Tokenizer(WordLevel({"alpha": 0, "beta": 1, "gamma": 2, "delta": 3}, unk_token="alpha")).save(
         str(policy / "tokenizer.json")
     )
-    run.config.write_text(f'[policy]\npath = "{policy}"\n')
+    run.config.write_text(f'[policy]\nmodel = "{policy}"\n')
     inspect(run.root, execution="0-0")
     assert "out  gamma delta" in screen.export_text()
 
@@ -141,9 +141,25 @@ def test_a_run_that_ended_before_its_first_step_is_reported(tmp_path: Path) -> N
     assert not list(run.root.glob("*.png"))
 
 
+def checkpoint(run: RunDir, version: int) -> None:
+    path = run.checkpoint_path(version)
+    path.mkdir()
+    (path / "trainer.json").write_text("{}")
+    (path / "config.json").write_text(f'{{"version": {version}}}')
+
+
+def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None:
+    for version in (2, 4):
+        checkpoint(run, version)
+    assert export(run.root, tmp_path / "hf") == 0
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"version": 4}
+
+
 def test_export_needs_a_checkpoint_and_an_empty_directory(run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         export(run.root, tmp_path / "hf")
-    run.checkpoint_path(2).mkdir()
-    with pytest.raises(ConfigError, match="not an empty directory"):
+    checkpoint(run, 2)
+    with pytest.raises(ConfigError, match="is not empty"):
         export(run.root, run.root)
+    with pytest.raises(ConfigError, match="is a file"):
+        export(run.root, run.config)
