@@ -1,0 +1,54 @@
+"""What role classification may know about a request, read from its wire form. Pure."""
+
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+
+from gyre.proxy.dialects.base import WireRequest
+from gyre.trajectory.roles import CallFacts
+
+_MAX_JSON = 16_384
+
+
+def call_facts(wire: WireRequest, main_system: str) -> CallFacts:
+    """`main_system` is the system prompt of the execution's first main call, or ""."""
+    facts, conversation = wire.facts, wire.conversation
+    users = [message.text for message in conversation.messages if message.role == "user"]
+    return CallFacts(
+        model=facts.model,
+        headers=facts.headers,
+        metadata={**_flat(facts.headers), **_flat(facts.metadata)},
+        system=system_text(wire),
+        first_user=users[0] if users else "",
+        last_user=users[-1] if users else "",
+        tools=len(conversation.tools),
+        stream=facts.stream,
+        main_system=main_system,
+    )
+
+
+def system_text(wire: WireRequest) -> str:
+    """The system prompt before the first turn, transport blocks included: they carry markers too."""
+    leading = takewhile(lambda message: message.role == "system", wire.conversation.messages)
+    return "\n".join([*wire.facts.transport_system, *(message.text for message in leading)])
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """Scalars as text; the fields of values that are JSON objects in a string, as harnesses nest them."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            if isinstance(value, bool | int | float):
+                flat[name] = str(value)
+            continue
+        if not value.startswith("{") or len(value) > _MAX_JSON:
+            flat[name] = value
+            continue
+        try:
+            nested = msgspec.json.decode(value, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        flat.update({key: item for key, item in nested.items() if isinstance(item, str)})
+    return flat

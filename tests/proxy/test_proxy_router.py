@@ -1,0 +1,266 @@
+"""The router: placement, moving calls between engines, holding, prompt check."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_fakes import Link, Script, ScriptedEngine, logprob, make_tokenizer
+
+from gyre import rpc
+from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
+from gyre.engines.base import Engine, Sampling
+from gyre.proxy.base import EngineRoute
+from gyre.proxy.errors import CallError
+from gyre.proxy.placement import place, relocate
+from gyre.proxy.router import Piece, Router, RouterLimits
+
+LIMITS = RouterLimits(hold_s=5.0, stall_s=5.0, drain_s=0.3, retry_s=0.02)
+PROMPT = [1, 2, 3, 4]
+
+
+def route(cell: int, capacity: int = 4) -> EngineRoute:
+    return EngineRoute(cell=cell, address=f"mem:{cell}", capacity=capacity)
+
+
+class World:
+    def __init__(self, tokenizer: Any, cells: list[int], limits: RouterLimits = LIMITS) -> None:
+        self.script = Script(tokenizer, lambda prompt: "0123456789" * 4)
+        self.engines = {cell: ScriptedEngine(self.script, version=cell + 10) for cell in cells}
+        self.router = Router(lambda address: Link(self.engines[int(address[4:])]), limits)
+        self.sampling = Sampling(stop_token_ids=[tokenizer.convert_tokens_to_ids("<|im_end|>")])
+        self.expected = [*tokenizer.encode("0123456789" * 4), self.sampling.stop_token_ids[0]]
+
+    async def call(self, execution: str = "e", limit: int = 100) -> list[Piece]:
+        return [piece async for piece in self.router.generate(execution, PROMPT, limit, self.sampling)]
+
+    def check(self, pieces: list[Piece]) -> None:
+        """Whole answer, in order, each token with the log-prob of its own position."""
+        ids = [token for piece in pieces for token in piece.output_ids]
+        assert ids == self.expected
+        assert [p for piece in pieces for p in piece.logprobs] == [
+            logprob(token, len(PROMPT) + i) for i, token in enumerate(ids)
+        ]
+        assert [piece.finish for piece in pieces if piece.finish] == ["stop"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def make_world(tokenizer: Any) -> Callable[..., World]:
+    return lambda *args, **kwargs: World(tokenizer, *args, **kwargs)
+
+
+def test_place_prefers_the_least_loaded_for_its_capacity() -> None:
+    routes = [route(0, capacity=2), route(1, capacity=8)]
+    assert place(routes, {0: 1, 1: 3}, "e").cell == 1
+    assert place(routes, {0: 0, 1: 1}, "e").cell == 0
+
+
+def test_place_breaks_ties_by_execution_and_spreads() -> None:
+    routes = [route(cell) for cell in range(4)]
+    cells = Counter(place(routes, {}, f"execution-{i}").cell for i in range(200))
+    assert all(30 <= cells[cell] <= 70 for cell in range(4))
+
+
+def test_relocate_takes_pool_first_then_the_cell_that_leaves_last() -> None:
+    routes = [route(0), route(1), route(2), route(-1)]
+    assert relocate(routes, {}).cell == -1
+    assert relocate(routes, {-1: 4}).cell == 2
+    assert relocate(routes, {-1: 4, 2: 4}).cell == 1
+    assert relocate(routes, {-1: 4, 0: 4, 1: 5, 2: 4}).cell in (-1, 0, 2)
+
+
+async def test_T43_an_execution_stays_on_its_engine(make_world: Callable[..., World]) -> None:
+    world = make_world([0, 1])
+    world.router.set_routes([route(0), route(1)])
+    for _ in range(3):
+        await world.call("a")
+        await world.call("b")
+    assert sorted(len(engine.requests) for engine in world.engines.values()) == [3, 3]
+    home = next(cell for cell, e in world.engines.items() if e.requests[0].request_id.startswith("a/"))
+    world.router.set_routes([route(1 - home)])
+    await world.call("a")
+    world.router.set_routes([route(0), route(1)])
+    await world.call("a")
+    assert world.engines[1 - home].requests[-1].request_id.startswith("a/"), "it does not move back by itself"
+
+
+async def test_T15_drain_moves_a_running_call_with_every_token(make_world: Callable[..., World]) -> None:
+    world = make_world([0, 1])
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def step(done: int) -> None:
+        if done >= 10:
+            reached.set()
+            await go_on.wait()
+
+    world.engines[0].step = step
+    world.router.set_routes([route(0)])
+    running = asyncio.create_task(world.call())
+    await reached.wait()
+    world.router.set_routes([route(1)])
+    report = await world.router.drain(0)
+    assert (report.calls_in_flight, report.rerouted, report.failed) == (1, 1, 0)
+    pieces = await running
+    world.check(pieces)
+    versions = [v for piece in pieces for v in piece.versions]
+    assert versions == [10] * 10 + [11] * (len(versions) - 10)
+    resumed = world.engines[1].requests[0]
+    assert resumed.input_ids == PROMPT + world.expected[:10]
+    assert resumed.max_new_tokens == 90
+
+
+async def test_drain_refuses_a_cell_that_still_admits(make_world: Callable[..., World]) -> None:
+    world = make_world([0])
+    world.router.set_routes([route(0)])
+    with pytest.raises(GyreError, match="still admits"):
+        await world.router.drain(0)
+
+
+async def test_drain_cuts_an_engine_that_does_not_let_go(make_world: Callable[..., World]) -> None:
+    world = make_world([0, 1])
+    reached = asyncio.Event()
+
+    async def step(done: int) -> None:
+        if done >= 10:
+            reached.set()
+            await asyncio.Event().wait()
+
+    async def deaf(request_id: str) -> None: ...
+
+    world.engines[0].step = step
+    world.engines[0].abort = deaf  # type: ignore[method-assign]
+    world.router.set_routes([route(0)])
+    running = asyncio.create_task(world.call())
+    await reached.wait()
+    world.router.set_routes([route(1)])
+    report = await world.router.drain(0)
+    assert report.rerouted == 1
+    world.check(await running)
+
+
+@pytest.mark.parametrize("failure", [PeerLost("gone"), NotReady("no weights")])
+@pytest.mark.parametrize("after", [None, 15])
+async def test_T39_a_failing_engine_is_replaced(
+    make_world: Callable[..., World], failure: Exception, after: int | None
+) -> None:
+    world = make_world([0, -1])
+    world.engines[0].fail, world.engines[0].fail_after = failure, after
+    world.router.set_routes([route(0)])
+    running = asyncio.create_task(world.call())
+    while not world.engines[0].requests:
+        await asyncio.sleep(0)
+    world.router.set_routes([route(0), route(-1)])
+    world.check(await running)
+
+
+async def test_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) -> None:
+    limits = RouterLimits(hold_s=5.0, stall_s=0.05, drain_s=1.0, retry_s=0.02)
+    world = make_world([0, -1], limits)
+
+    async def never(done: int) -> None:
+        await asyncio.Event().wait()
+
+    world.engines[0].step = never
+    world.router.set_routes([route(0)])
+    running = asyncio.create_task(world.call())
+    while not world.engines[0].requests:
+        await asyncio.sleep(0)
+    world.router.set_routes([route(0), route(-1)])
+    world.check(await running)
+    assert len(world.engines[0].cancelled) >= 1
+
+
+async def test_a_call_is_held_until_an_engine_admits(make_world: Callable[..., World]) -> None:
+    world = make_world([0])
+    running = asyncio.create_task(world.call())
+    while not world.router.held:
+        await asyncio.sleep(0)
+    world.router.set_routes([route(0)])
+    world.check(await running)
+    assert world.router.held == 0
+
+
+async def test_holding_has_a_deadline(make_world: Callable[..., World]) -> None:
+    world = make_world([0], RouterLimits(hold_s=0.02, stall_s=5.0, drain_s=1.0))
+    with pytest.raises(CallError, match="No engine admitted") as caught:
+        await world.call()
+    assert caught.value.retry_after_s
+    assert (world.router.transition_errors, world.router.held) == (1, 0)
+
+
+async def test_T14_an_answer_for_another_prompt_is_refused_and_counted(make_world: Callable[..., World]) -> None:
+    world = make_world([0])
+    world.engines[0].corrupt_prompt = True
+    world.router.set_routes([route(0)])
+    with pytest.raises(PromptMismatch):
+        await world.call()
+    assert world.router.prompt_mismatches == 1
+
+
+async def test_T15_the_prompt_check_holds_after_a_move(make_world: Callable[..., World]) -> None:
+    world = make_world([0, 1])
+    world.engines[0].fail, world.engines[0].fail_after = PeerLost("gone"), 10
+    world.engines[1].corrupt_prompt = True
+    world.router.set_routes([route(0)])
+    running = asyncio.create_task(world.call())
+    while not world.engines[0].requests:
+        await asyncio.sleep(0)
+    world.router.set_routes([route(1)])
+    with pytest.raises(PromptMismatch):
+        await running
+
+
+async def test_an_aborted_call_that_was_complete_is_complete(make_world: Callable[..., World]) -> None:
+    world = make_world([0])
+    world.router.set_routes([route(0)])
+    pieces = await world.call(limit=10)
+    assert pieces[-1].finish == "length"
+    assert sum(len(piece.output_ids) for piece in pieces) == 10
+
+
+async def test_leaving_the_iterator_cancels_at_the_engine(make_world: Callable[..., World]) -> None:
+    world = make_world([0])
+    world.router.set_routes([route(0)])
+    stream = world.router.generate("e", PROMPT, 100, world.sampling)
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    while not world.engines[0].cancelled:
+        await asyncio.sleep(0)
+    assert world.router.running_by_cell() == {}
+
+
+async def test_T15_calls_move_between_engine_processes(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    """The same over the real RPC, where one engine's server dies in the middle of an answer."""
+    world = make_world([0, 1])
+    reached = asyncio.Event()
+
+    async def step(done: int) -> None:
+        if done >= 10:
+            reached.set()
+            await asyncio.Event().wait()
+
+    world.engines[0].step = step
+    servers = [await rpc.serve(world.engines[i], Engine, f"unix:{tmp_path}/{i}", "secret") for i in (0, 1)]
+    router = Router(lambda address: rpc.connect(Engine, address, "secret"), LIMITS)
+    routes = [EngineRoute(cell=i, address=server.address, capacity=4) for i, server in enumerate(servers)]
+    router.set_routes(routes[:1])
+
+    async def call() -> list[Piece]:
+        return [piece async for piece in router.generate("e", PROMPT, 100, world.sampling)]
+
+    running = asyncio.create_task(call())
+    await reached.wait()
+    router.set_routes(routes[1:])
+    await servers[0].stop()
+    world.check(await running)
+    await router.close()
+    await servers[1].stop()
