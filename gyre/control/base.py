@@ -32,6 +32,10 @@ class Queries(Protocol):
 
 
 class Executions(Protocol):
+    def harness(self, ticket: Ticket) -> str:
+        """Name of the harness that runs this execution, for the journal."""
+        ...
+
     async def run(self, ticket: Ticket) -> Outcome:
         """Launches the execution and returns its outcome when it is closed and assessed. Never raises for what the
         execution did; cancelling it kills the sandbox tree."""
@@ -51,6 +55,7 @@ class Work(Protocol):
     def cost(self) -> float: ...
 
 
+W = TypeVar("W", bound=Work)
 W_co = TypeVar("W_co", bound=Work, covariant=True)
 W_contra = TypeVar("W_contra", bound=Work, contravariant=True)
 

@@ -1,0 +1,168 @@
+"""The batch of one step: groups taken oldest version first, packed on demand, claimed as micro-steps (paper §4.4).
+
+A cell asks for work and waits in line; the packer takes the next ready group only when someone waits and the queue is
+empty. The stream closes when B groups are enqueued; the batch is done when all their micro-steps are processed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic
+
+from gyre.control.base import Materializer, ReadyGroup, W, WorkResult
+from gyre.control.board import Board
+from gyre.core.errors import InvariantViolation
+from gyre.core.records import Outcome, Validity
+from gyre.scheduling.rules import batch_may_open
+
+
+class Batch(Generic[W]):
+    """Bookkeeping of one step; no waiting, no I/O."""
+
+    def __init__(self, *, version: int, size: int, started: float) -> None:
+        self.version = version
+        """Policy version that this batch trains (v_t); the step is version + 1."""
+        self.size = size
+        self.started = started
+        self.groups: list[ReadyGroup] = []
+        self.enqueued = 0
+        """Groups whose micro-steps are all in the queue or further."""
+        self._queue: deque[W] = deque()
+        self._claimed: dict[int, W] = {}
+        self._done: dict[int, list[tuple[W, WorkResult]]] = {}
+
+    @property
+    def step(self) -> int:
+        return self.version + 1
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def complete(self) -> bool:
+        """B groups enqueued, and nothing left to process."""
+        return self.enqueued == self.size and not self._queue and not self._claimed
+
+    @property
+    def processed_micro_steps(self) -> int:
+        return sum(len(done) for done in self._done.values())
+
+    @property
+    def groups_done(self) -> int:
+        """Enqueued groups without a queued or claimed micro-step."""
+        busy = {group for work in (*self._queue, *self._claimed.values()) for group in work.groups}
+        return self.enqueued - len(busy)
+
+    def enqueue(self, work: Sequence[W]) -> None:
+        self._queue.extend(work)
+        self.enqueued += 1
+
+    def claim(self, cell: int) -> W:
+        if cell in self._claimed:
+            raise InvariantViolation(f"Cell {cell} claimed a micro-step while it processes another.")
+        self._claimed[cell] = self._queue.popleft()
+        return self._claimed[cell]
+
+    def finish(self, cell: int, result: WorkResult) -> None:
+        self._done.setdefault(cell, []).append((self._claimed.pop(cell), result))
+
+    def give_back(self, cell: int) -> int:
+        """Returns everything the cell claimed in this batch, processed or not, to the front; how many it was."""
+        lost = [work for work, _ in self._done.pop(cell, [])]
+        if cell in self._claimed:
+            lost.append(self._claimed.pop(cell))
+        self._queue.extendleft(reversed(lost))
+        return len(lost)
+
+    def results(self) -> list[WorkResult]:
+        return [result for done in self._done.values() for _, result in done]
+
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for group in self.groups for outcome in group.outcomes]
+
+    def reward_mean(self) -> float:
+        """Over executions with a reward: valid ones, and dummies at zero; 0 when there is none."""
+        rewards = [outcome.reward for outcome in self.outcomes() if outcome.validity is not Validity.UNRESOLVED]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+
+class Packer(Generic[W]):
+    """The stream packing buffer: serves claims of the open batch and pulls ready groups on demand."""
+
+    def __init__(self, board: Board, materializer: Materializer[W]) -> None:
+        self._board = board
+        self._materializer = materializer
+        self._waiting: deque[tuple[int, asyncio.Future[W]]] = deque()
+        self.batch: Batch[W] | None = None
+
+    def open(self, batch: Batch[W]) -> None:
+        board = self._board
+        self.batch = batch
+        board.needed = batch.size
+        board.reset_timer()
+        board.changed()
+
+    def close(self) -> Batch[W]:
+        """The batch is complete; claims wait for the next one."""
+        batch = self.batch
+        if batch is None or not batch.complete:
+            raise InvariantViolation("A batch was closed before all its micro-steps were processed.")
+        self.batch = None
+        return batch
+
+    async def claim(self, cell: int) -> tuple[Batch[W], W]:
+        """The next micro-step for this cell, first come first served; waits for it across batches."""
+        future: asyncio.Future[W] = asyncio.get_running_loop().create_future()
+        self._waiting.append((cell, future))
+        self._serve()
+        self._board.signal.notify()
+        try:
+            work = await future
+        except asyncio.CancelledError:
+            self._waiting = deque(entry for entry in self._waiting if entry[1] is not future)
+            raise
+        if self.batch is None:
+            raise InvariantViolation(f"Cell {cell} got a micro-step of no batch.")
+        return self.batch, work
+
+    def finished(self, cell: int, result: WorkResult) -> None:
+        if self.batch is not None:
+            self.batch.finish(cell, result)
+            self._board.signal.notify()
+
+    def give_back(self, cell: int) -> int:
+        returned = 0 if self.batch is None else self.batch.give_back(cell)
+        self._serve()
+        self._board.signal.notify()
+        return returned
+
+    async def run(self) -> None:
+        """Pulls one group at a time while a cell waits for work; ends only by cancellation."""
+        board = self._board
+        while True:
+            while not self._may_pull():
+                await board.signal.wait()
+            batch = self.batch
+            assert batch is not None
+            group = board.ledger.take()
+            board.needed -= 1
+            ready = ReadyGroup(group=group.group, query=group.query, version=group.version, outcomes=group.closed())
+            batch.groups.append(ready)
+            board.changed()
+            batch.enqueue(await self._materializer.materialize(ready, board.config.B * board.config.N))
+            self._serve()
+            board.signal.notify()
+
+    def _may_pull(self) -> bool:
+        board, batch = self._board, self.batch
+        if batch is None or not self._waiting or batch.queued or not board.needed or not board.ledger.ready:
+            return False
+        steps_left = board.burst_steps
+        return batch_may_open(board.config, board.ledger.ready, board.first_of_burst and not batch.groups, steps_left)
+
+    def _serve(self) -> None:
+        while self.batch is not None and self.batch.queued and self._waiting:
+            cell, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(self.batch.claim(cell))

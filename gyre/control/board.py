@@ -1,0 +1,118 @@
+"""The shared state of the controller's tasks, and the one place where a change is noticed.
+
+Every task changes the ledger, the roles or the batch, then calls `changed()`: the invariants are checked, the supply
+timer sees the new supply, and whoever waits for a change is woken.
+"""
+
+import asyncio
+
+from gyre.control.base import Journal
+from gyre.core.clock import Clock
+from gyre.core.errors import InvariantViolation
+from gyre.core.events import Event, InvariantBroken, LedgerSampled, Role
+from gyre.scheduling.config import SchedulerConfig, capacity
+from gyre.scheduling.ledger import BurstGuard, Ledger
+from gyre.scheduling.rules import Situation, SupplyTimer, has_supply
+
+
+class Signal:
+    """Wakes everyone who waits now; `while not condition: await signal.wait()` never misses a change."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def notify(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+
+class Board:
+    def __init__(self, config: SchedulerConfig, clock: Clock, journal: Journal, version: int) -> None:
+        self.config = config
+        self.clock = clock
+        self.ledger = Ledger(config.N)
+        self.signal = Signal()
+        self.timer = SupplyTimer()
+        self.version = version
+        """Steps taken."""
+        self.published = version
+        self.training = 0
+        """k: cells out of rollout, always a prefix."""
+        self.roles: list[Role] = ["rollout"] * config.K
+        self.needed = config.B
+        """Groups that the current batch still has to take."""
+        self.first_of_burst = True
+        self.burst_steps = config.mu
+        """Steps of the current burst; fewer than μ when the run ends inside it."""
+        self.phase = "starting"
+        self._journal = journal
+        self._guard: BurstGuard | None = None
+
+    def record(self, event: Event) -> None:
+        self._journal.write(event)
+
+    @property
+    def capacity(self) -> int:
+        return capacity(self.config, self.training)
+
+    def situation(self, *, boundary: bool = False) -> Situation:
+        return Situation(
+            now=self.clock.now(),
+            waterlevel=self.ledger.waterlevel,
+            training=self.training,
+            ready=self.ledger.ready,
+            needed=self.needed,
+            supply_since=self.timer.since,
+            boundary=boundary,
+        )
+
+    def changed(self) -> None:
+        """Call after every change; raises InvariantViolation (journaled) when a guarantee is broken."""
+        try:
+            self.ledger.check(self.capacity)
+            if self._guard is not None:
+                self._guard.check(self.ledger, self.training)
+        except InvariantViolation as error:
+            self.broken("ledger", error)
+            raise
+        self.timer.observe(self.clock.now(), self._has_supply())
+        self.signal.notify()
+
+    def broken(self, name: str, error: InvariantViolation) -> None:
+        self.record(InvariantBroken(t=self.clock.now(), name=name, detail=str(error)))
+
+    def reset_timer(self) -> None:
+        """After every transition and at every batch start."""
+        self.timer.reset(self.clock.now(), self._has_supply())
+
+    def open_burst(self) -> None:
+        """From here d is constant, w falls and the training set grows, until `close_burst` (boundary dispatch only)."""
+        if self.config.dispatch == "boundary":
+            self._guard = BurstGuard(self.ledger, self.training)
+
+    def close_burst(self) -> None:
+        self._guard = None
+
+    def sample(self) -> None:
+        ledger = self.ledger
+        self.record(
+            LedgerSampled(
+                t=self.clock.now(),
+                d=ledger.d,
+                p=ledger.p,
+                f=ledger.f,
+                capacity=self.capacity,
+                ready=ledger.ready,
+                roles=list(self.roles),
+            )
+        )
+
+    def _has_supply(self) -> bool:
+        return has_supply(self.config, self.ledger.ready, self.needed)

@@ -1,0 +1,34 @@
+"""Tasks with one owner: the first failure is reported, and all end together."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Crew:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Holds the first exception of any task."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def stop(self) -> None:
+        """Cancels every task and returns when all have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.failure.cancel()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not self.failure.done():
+            self.failure.set_exception(error)

@@ -1,0 +1,123 @@
+"""Dispatcher and launcher: queue groups, start executions while capacity is free, note how each one ended."""
+
+from gyre.control.base import Executions, Queries, Ticket
+from gyre.control.board import Board
+from gyre.control.crew import Crew
+from gyre.control.state import ControlState, execution_id
+from gyre.core.events import ExecutionClosed, ExecutionStarted, GroupDispatched, GroupReady
+from gyre.core.records import Outcome, Validity
+from gyre.scheduling.order import LaunchOrder
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        board: Board,
+        queries: Queries,
+        executions: Executions,
+        crew: Crew,
+        initial: ControlState,
+        order: LaunchOrder,
+    ) -> None:
+        self._board = board
+        self._queries = queries
+        self._executions = executions
+        self._crew = crew
+        self._order = order
+        self._incarnation = initial.incarnation
+        self._next = initial.next_group
+        self.open = False
+        """Engines can take work."""
+
+    def restore(self, state: ControlState) -> None:
+        """Queues the unconsumed groups of a resumed run, oldest first. They keep number and version, and the journal
+        has them already."""
+        for pending in sorted(state.pending, key=lambda group: (group.version, group.group)):
+            self._board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
+
+    def dispatch(self, groups: int) -> None:
+        """Queues this many new groups at the published version."""
+        board = self._board
+        numbers = range(self._next, self._next + groups)
+        self._next += groups
+        entries = [(number, self._queries.query(number)) for number in numbers]
+        for number, query in self._order.arrange(entries):
+            board.ledger.dispatch(number, query, board.published)
+            board.record(GroupDispatched(t=board.clock.now(), group=number, query=query, version=board.published))
+
+    async def run(self) -> None:
+        """Launches whenever something changed; ends only by cancellation."""
+        board = self._board
+        while True:
+            if self._launch():
+                board.changed()
+            await board.signal.wait()
+
+    def _launch(self) -> int:
+        """Starts min{d − p, C_R − (p − f)} queued executions (paper §4.2) and returns how many."""
+        board = self._board
+        ledger = board.ledger
+        free = min(ledger.queued, board.capacity - ledger.running) if self.open else 0
+        for _ in range(free):
+            group, member = ledger.launch()
+            ticket = Ticket(
+                execution_id=execution_id(group.group, member, self._incarnation),
+                group=group.group,
+                member=member,
+                query=group.query,
+                version=group.version,
+            )
+            self._crew.spawn(self._execute(ticket), ticket.execution_id)
+        return max(free, 0)
+
+    async def _execute(self, ticket: Ticket) -> None:
+        board = self._board
+        started = board.clock.now()
+        board.record(
+            ExecutionStarted(
+                t=started,
+                execution_id=ticket.execution_id,
+                group=ticket.group,
+                query=ticket.query,
+                harness=self._executions.harness(ticket),
+            )
+        )
+        try:
+            outcome = await self._executions.run(ticket)
+        except BaseException:
+            board.ledger.cancel(ticket.group, ticket.member)
+            self._closed(ticket, started, _cut_off(ticket))
+            raise
+        ready = board.ledger.close(ticket.group, ticket.member, outcome)
+        self._closed(ticket, started, outcome)
+        self._order.observe(ticket.query, board.clock.now() - started)
+        if ready:
+            board.record(GroupReady(t=board.clock.now(), group=ticket.group))
+            if board.config.dispatch == "continuous":
+                self.dispatch(1)
+        board.changed()
+
+    def _closed(self, ticket: Ticket, started: float, outcome: Outcome) -> None:
+        now = self._board.clock.now()
+        self._board.record(
+            ExecutionClosed(
+                t=now,
+                execution_id=ticket.execution_id,
+                group=ticket.group,
+                validity=outcome.validity,
+                reward=outcome.reward,
+                cause=outcome.cause,
+                seconds=now - started,
+                message=outcome.message,
+            )
+        )
+
+
+def _cut_off(ticket: Ticket) -> Outcome:
+    return Outcome(
+        execution_id=ticket.execution_id,
+        validity=Validity.UNRESOLVED,
+        reward=0.0,
+        cause="cancelled",
+        message="The run ended before the execution did.",
+    )

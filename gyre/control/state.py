@@ -1,0 +1,123 @@
+"""What a run starts from, what it looks like from outside, and how a journal becomes the first again.
+
+`ControlState` is all that a resumed controller needs: the version of the checkpoint and the groups that were dispatched
+and are not consumed by it. `resume_state` rebuilds it from the journal; it is pure.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gyre.core.errors import ConfigError
+from gyre.core.events import Event, GroupDispatched, Role, RunStarted, StepDone
+from gyre.core.records import Outcome
+
+
+class PendingGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Dispatched at `version`, not consumed."""
+
+    group: int
+    query: str
+    version: int
+    outcomes: dict[int, Outcome]
+    """By member, for the executions that are closed."""
+
+
+class ControlState(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = 0
+    """Policy version of the checkpoint (= steps taken = published version)."""
+    incarnation: int = 0
+    """How often this run was resumed; executions launched by incarnation r > 0 are named g12-3.r1."""
+    next_group: int = 0
+    pending: list[PendingGroup] = []
+
+
+FRESH = ControlState()
+
+
+class ControlView(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for progress displays."""
+
+    time: float
+    step: int
+    """Steps taken."""
+    max_steps: int
+    version: int
+    published: int
+    phase: str
+    """What the training side is doing or waiting for, in words."""
+    queued: int
+    running: int
+    closed: int
+    waterlevel: int
+    capacity: int
+    ready_groups: int
+    roles: list[Role]
+    """[K]"""
+    members: int
+    """Cells registered for the current batch."""
+    batch_groups_taken: int
+    batch_groups_done: int
+    batch_groups: int
+    """B."""
+    reward_mean: float | None
+    """Of the last step."""
+
+
+def execution_id(group: int, member: int, incarnation: int) -> str:
+    return f"g{group}-{member}" + (f".r{incarnation}" if incarnation else "")
+
+
+def parse_execution_id(name: str) -> tuple[int, int, int]:
+    """(group, member, incarnation); raises ConfigError for a name that Gyre did not give."""
+    try:
+        body, _, suffix = name.partition(".r")
+        group, _, member = body.removeprefix("g").partition("-")
+        return int(group), int(member), int(suffix or 0)
+    except ValueError:
+        raise ConfigError(f"{name!r} is not an execution id; expected g<group>-<member>[.r<incarnation>].") from None
+
+
+def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], version: int) -> ControlState:
+    """The state at the checkpoint of `version` (a burst boundary), seen from the end of the journal.
+
+    Groups dispatched later than `version` are dropped: a discarded line of weights produced them. Groups consumed later
+    are unconsumed again. Outcomes of executions that were cut off (cause "cancelled") count as none. A journal may hold
+    several incarnations; each RunStarted with `resumed_from` discards what lies behind that version in the same way.
+    """
+    line: dict[int, tuple[GroupDispatched, int]] = {}
+    consumed: dict[int, int] = {}
+    incarnation = 0
+    for event in events:
+        match event:
+            case RunStarted(resumed_from=int(base)):
+                incarnation += 1
+                _rewind(line, consumed, base)
+            case GroupDispatched():
+                line[event.group] = (event, incarnation)
+            case StepDone():
+                consumed.update(dict.fromkeys(event.groups, event.step))
+            case _:
+                pass
+    _rewind(line, consumed, version)
+
+    known: dict[int, dict[int, Outcome]] = {}
+    for name, outcome in outcomes.items():
+        group, member, born = parse_execution_id(name)
+        if outcome.cause != "cancelled" and group in line and born >= line[group][1]:
+            known.setdefault(group, {})[member] = outcome
+    pending = [
+        PendingGroup(group=group, query=event.query, version=event.version, outcomes=known.get(group, {}))
+        for group, (event, _) in sorted(line.items())
+        if group not in consumed
+    ]
+    return ControlState(
+        version=version, incarnation=incarnation + 1, next_group=max(line, default=-1) + 1, pending=pending
+    )
+
+
+def _rewind(line: dict[int, tuple[GroupDispatched, int]], consumed: dict[int, int], version: int) -> None:
+    for group in [group for group, (event, _) in line.items() if event.version > version]:
+        del line[group]
+    for group in [group for group, step in consumed.items() if step > version]:
+        del consumed[group]

@@ -1,0 +1,147 @@
+"""The training loop: one batch after the other, an update each, a publication after the last one of a burst.
+
+Order at a burst's end (paper §4.2, DESIGN §9): final update → satellites return → checkpoint → publication → the core
+stays or leaves → dispatch.
+"""
+
+from typing import Generic
+
+from gyre.control.base import Cells, Probe, UpdateStats, W
+from gyre.control.batches import Batch, Packer
+from gyre.control.board import Board
+from gyre.control.dispatch import Dispatcher
+from gyre.control.transitions import Transitions
+from gyre.core.errors import InvariantViolation
+from gyre.core.events import CheckpointSaved, PublicationProbed, Published, StepDone
+from gyre.scheduling.policies import Policy
+from gyre.scheduling.staleness import StalenessAccount
+
+
+class TrainingLoop(Generic[W]):
+    def __init__(
+        self,
+        board: Board,
+        cells: Cells[W],
+        packer: Packer[W],
+        transitions: Transitions[W],
+        dispatcher: Dispatcher,
+        policy: Policy,
+    ) -> None:
+        self._board = board
+        self._cells = cells
+        self._packer = packer
+        self._transitions = transitions
+        self._dispatcher = dispatcher
+        self._policy = policy
+        config = board.config
+        ages = list(board.ledger.ages(board.published))
+        self._staleness = StalenessAccount(mu=config.mu, batch_groups=config.B, ages=ages)
+        self._bursts = 0
+        self.reward_mean: float | None = None
+
+    async def run(self, max_steps: int) -> None:
+        """Returns when the policy version is `max_steps`."""
+        board = self._board
+        while board.version < max_steps:
+            board.burst_steps = min(board.config.mu, max_steps - board.version)
+            board.open_burst()
+            for i in range(board.burst_steps):
+                board.first_of_burst = i == 0
+                await self._step(final=i + 1 == board.burst_steps)
+            await self._end_burst(last=board.version >= max_steps)
+
+    async def _step(self, final: bool) -> None:
+        board = self._board
+        batch: Batch[W] = Batch(version=board.version, size=board.config.B, started=board.clock.now())
+        self._packer.open(batch)
+        while not batch.complete:
+            await board.signal.wait()
+        self._packer.close()
+        async with self._transitions.window:
+            board.phase = f"updating to version {batch.step}"
+            members = self._transitions.members
+            stats = await self._cells.update(members, final and self._policy.releases)
+            if stats.version != batch.step:
+                raise InvariantViolation(f"The core is at version {stats.version} after step {batch.step}.")
+            board.version = stats.version
+            self._transitions.burst_over = final
+        self._account(batch, stats, members)
+
+    async def _end_burst(self, last: bool) -> None:
+        board, config = self._board, self._board.config
+        self._bursts += 1
+        if self._policy.releases:
+            board.phase = "satellites return to rollout"
+            await self._transitions.end_burst()
+        if last or self._bursts % config.checkpoint_every == 0:
+            board.phase = f"saving version {board.version}"
+            path = await self._cells.checkpoint(board.version)
+            board.record(CheckpointSaved(t=board.clock.now(), version=board.version, path=path))
+        board.phase = f"publishing version {board.version}"
+        started = board.clock.now()
+        probes = await self._cells.publish(board.version, self._transitions.serving(self._transitions.members))
+        self._published(probes, started)
+        if board.burst_steps == config.mu:
+            self._check_staleness()
+        if last:
+            return
+        board.close_burst()
+        board.needed = config.B
+        stays = self._policy.decide(board.situation(boundary=True)).training > 0
+        await self._transitions.reopen(stays)
+        if config.dispatch == "boundary":
+            self._dispatcher.dispatch(config.mu * config.B)
+        board.sample()
+
+    def _published(self, probes: list[Probe], started: float) -> None:
+        board = self._board
+        now = board.clock.now()
+        board.published = board.version
+        board.record(Published(t=now, version=board.version, seconds=now - started))
+        for probe in probes:
+            board.record(
+                PublicationProbed(
+                    t=now,
+                    version=board.version,
+                    cell=probe.cell,
+                    tokens=probe.tokens,
+                    logprob_gap_max=probe.logprob_gap_max,
+                )
+            )
+
+    def _check_staleness(self) -> None:
+        board = self._board
+        try:
+            self._staleness.publication(board.ledger.ages(board.published))
+        except InvariantViolation as error:
+            board.broken("staleness", error)
+            raise
+
+    def _account(self, batch: Batch[W], stats: UpdateStats, members: int) -> None:
+        board = self._board
+        now = board.clock.now()
+        results = batch.results()
+        gap_count = sum(result.gap_count for result in results)
+        staleness = [batch.version - group.version for group in batch.groups]
+        self._staleness.step(staleness)
+        self.reward_mean = batch.reward_mean()
+        board.record(
+            StepDone(
+                t=now,
+                step=batch.step,
+                groups=[group.group for group in batch.groups],
+                staleness=staleness,
+                reward_mean=self.reward_mean,
+                loss=sum(result.loss for result in results),
+                grad_norm=stats.grad_norm,
+                cells=list(range(members)),
+                logprob_gap_count=gap_count,
+                logprob_gap_mean=sum(result.gap_sum for result in results) / gap_count if gap_count else 0.0,
+                logprob_gap_max=max((result.gap_max for result in results), default=0.0),
+                clipped_executions=sum(result.clipped_executions for result in results),
+                executions=sum(result.executions for result in results),
+                targets=sum(result.targets for result in results),
+                seconds=now - batch.started,
+            )
+        )
+        board.sample()

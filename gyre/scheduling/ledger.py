@@ -1,0 +1,148 @@
+"""The capacity ledger: d, p, f and the groups they belong to (paper §4.2).
+
+d counts dispatched executions, p launched ones, f terminated ones; 0 ≤ f ≤ p ≤ d always and p − f ≤ C_R. Memory holds
+what is outstanding: a group leaves when a batch takes it. Not thread-safe, no clock, no I/O.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gyre.core.errors import InvariantViolation
+from gyre.core.records import Outcome
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """An outstanding group. `outcomes` is [N] by member, None while open."""
+
+    group: int
+    query: str
+    version: int
+    """v_d."""
+    outcomes: list[Outcome | None]
+    open: int
+    """Members without an outcome."""
+
+    def closed(self) -> list[Outcome]:
+        """[N]; only for a ready group."""
+        return [outcome for outcome in self.outcomes if outcome is not None]
+
+
+class Ledger:
+    def __init__(self, members: int) -> None:
+        self.members = members
+        """N."""
+        self.d = 0
+        self.p = 0
+        self.f = 0
+        self.groups: dict[int, Group] = {}
+        """Dispatched and not yet taken by a batch."""
+        self._queue: deque[tuple[int, int]] = deque()
+        self._running: set[tuple[int, int]] = set()
+        self._ready: list[tuple[int, int, int]] = []
+        self._ready_seq = 0
+
+    @property
+    def waterlevel(self) -> int:
+        return self.d - self.f
+
+    @property
+    def queued(self) -> int:
+        return self.d - self.p
+
+    @property
+    def running(self) -> int:
+        return self.p - self.f
+
+    @property
+    def ready(self) -> int:
+        """Ready groups that no batch has taken."""
+        return len(self._ready)
+
+    def dispatch(self, group: int, query: str, version: int, known: Mapping[int, Outcome] | None = None) -> None:
+        """Queues the N executions of a group; members with a known outcome (a resumed run) count as terminated."""
+        if group in self.groups:
+            raise InvariantViolation(f"Group {group} was dispatched twice; dispatch numbers must be new.")
+        outcomes: list[Outcome | None] = [None] * self.members
+        for member, outcome in (known or {}).items():
+            outcomes[member] = outcome
+        pending = [member for member in range(self.members) if outcomes[member] is None]
+        self.d += self.members
+        self.p += self.members - len(pending)
+        self.f += self.members - len(pending)
+        self.groups[group] = Group(group=group, query=query, version=version, outcomes=outcomes, open=len(pending))
+        self._queue.extend((group, member) for member in pending)
+        if not pending:
+            self._push_ready(self.groups[group])
+
+    def launch(self) -> tuple[Group, int]:
+        """The next queued execution (group, member), now running."""
+        group, member = self._queue.popleft()
+        self.p += 1
+        self._running.add((group, member))
+        return self.groups[group], member
+
+    def close(self, group: int, member: int, outcome: Outcome) -> bool:
+        """Counts the termination of a launched execution; True when its group became ready."""
+        self._terminate(group, member)
+        entry = self.groups[group]
+        entry.outcomes[member] = outcome
+        entry.open -= 1
+        if entry.open == 0:
+            self._push_ready(entry)
+            return True
+        return False
+
+    def cancel(self, group: int, member: int) -> None:
+        """Counts the termination of an execution that the end of the run cut off; its group never becomes ready."""
+        self._terminate(group, member)
+
+    def take(self) -> Group:
+        """Hands the ready group of the oldest version (then the one ready first) to a batch."""
+        _, _, group = heapq.heappop(self._ready)
+        return self.groups.pop(group)
+
+    def check(self, capacity: int) -> None:
+        """Raises InvariantViolation unless 0 ≤ f ≤ p ≤ d and p − f ≤ C_R and p − f executions run."""
+        if not 0 <= self.f <= self.p <= self.d:
+            raise InvariantViolation(f"Counters out of order: f = {self.f}, p = {self.p}, d = {self.d}.")
+        if self.running > capacity:
+            raise InvariantViolation(f"{self.running} executions run on a rollout capacity of {capacity}.")
+        if self.running != len(self._running):
+            raise InvariantViolation(f"p − f = {self.running} but {len(self._running)} executions run.")
+
+    def ages(self, published: int) -> Iterable[int]:
+        """published − v_d of every outstanding group."""
+        return (published - group.version for group in self.groups.values())
+
+    def _terminate(self, group: int, member: int) -> None:
+        if (group, member) not in self._running:
+            raise InvariantViolation(f"Execution {member} of group {group} terminated but was not running.")
+        self._running.remove((group, member))
+        self.f += 1
+
+    def _push_ready(self, entry: Group) -> None:
+        heapq.heappush(self._ready, (entry.version, self._ready_seq, entry.group))
+        self._ready_seq += 1
+
+
+class BurstGuard:
+    """Inside a burst of boundary dispatch d is constant, w never rises, and the training set is a growing prefix."""
+
+    def __init__(self, ledger: Ledger, training: int) -> None:
+        self._d = ledger.d
+        self._w = ledger.waterlevel
+        self._k = training
+
+    def check(self, ledger: Ledger, training: int) -> None:
+        """Raises InvariantViolation when one of the three is broken since the last check."""
+        if ledger.d != self._d:
+            raise InvariantViolation(f"d changed inside a burst from {self._d} to {ledger.d}.")
+        if ledger.waterlevel > self._w:
+            raise InvariantViolation(f"The waterlevel rose inside a burst from {self._w} to {ledger.waterlevel}.")
+        if training < self._k:
+            raise InvariantViolation(f"The training set shrank inside a burst from {self._k} to {training} cells.")
+        self._w = ledger.waterlevel
+        self._k = training

@@ -1,0 +1,1 @@
+"""The real controller under a virtual clock, with synthetic executions and cells."""

@@ -1,0 +1,140 @@
+"""Synthetic GPU side: cells whose switches, publications and micro-steps only take time."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gyre.control.base import Handoff, Probe, ReadyGroup, UpdateStats, WorkResult
+from gyre.core.clock import Clock
+from gyre.core.errors import InvariantViolation
+from gyre.core.events import Event
+
+
+class SimWork(msgspec.Struct, frozen=True, kw_only=True):
+    micro_step_id: str
+    groups: list[int]
+    tokens: int
+    cost: float
+    """Node-seconds."""
+
+
+class SimMaterializer:
+    """Cuts the training work of a group into equal micro-steps."""
+
+    def __init__(self, work: Callable[[ReadyGroup], float], micro_steps: int) -> None:
+        """`work` gives node-seconds of a group; no work means no micro-step."""
+        self._work = work
+        self._micro_steps = micro_steps
+
+    async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[SimWork]:  # noqa: ARG002
+        total = self._work(group)
+        parts = self._micro_steps if total > 0 else 0
+        return [
+            SimWork(micro_step_id=f"g{group.group}/{i}", groups=[group.group], tokens=0, cost=total / parts)
+            for i in range(parts)
+        ]
+
+
+class CellTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds; defaults are the paper's means (§6.2) and one minute to publish."""
+
+    to_training_s: float = 8.52
+    to_rollout_s: float = 3.46
+    publication_s: float = 60.0
+    update_s: float = 0.0
+    """One optimizer update with its reduction, and the broadcast when it is not the burst's last."""
+
+
+class SimCells:
+    """Also holds callers to the contract of `Cells`: weights of the right version, no two calls of a cell at once."""
+
+    def __init__(self, clock: Clock, times: CellTimes, nodes: int, version: int = 0) -> None:
+        """`nodes` per cell; training is linear in them."""
+        self._clock = clock
+        self._times = times
+        self._nodes = nodes
+        self._busy: set[int] = set()
+        self._version = version
+        self._published = version
+        self._training: dict[int, int] = {}
+        """Cell → version of the weights it holds for training."""
+        self._engines: dict[int, int] = {}
+        """Engine in rollout → version it serves."""
+        self._known: set[int] = set()
+        self.admitting: list[int] = []
+
+    async def set_admitting(self, cells: Sequence[int]) -> None:
+        missing = [cell for cell in cells if cell not in self._engines]
+        self._demand(not missing, f"Cells {missing} shall admit but do not serve.")
+        self.admitting = list(cells)
+
+    async def leave_rollout(self, cell: int) -> Handoff:
+        self._demand(cell not in self.admitting, f"Cell {cell} leaves rollout while it admits.")
+        del self._engines[cell]
+        await self._spend(cell, self._times.to_training_s)
+        return Handoff(calls_in_flight=0, rerouted=0)
+
+    async def enter_training(self, cell: int, version: int) -> None:
+        self._demand(version == self._version, f"Cell {cell} pulls version {version} from a core at {self._version}.")
+        self._demand(cell == 0 or 0 in self._training, f"Cell {cell} pulls weights but the core does not train.")
+        self._training[cell] = version
+
+    async def train(self, cell: int, work: SimWork) -> WorkResult:
+        self._demand(self._training.get(cell) == self._version, f"Cell {cell} trains with other weights than the core.")
+        await self._spend(cell, work.cost / self._nodes)
+        return WorkResult(executions=1, targets=1)
+
+    async def leave_training(self, cell: int) -> None:
+        del self._training[cell]
+
+    async def enter_rollout(self, cell: int, version: int) -> None:
+        self._demand(version == self._published, f"Cell {cell} serves version {version}, published {self._published}.")
+        # The first entry is the start of the run, not a switch.
+        if cell in self._known:
+            await self._spend(cell, self._times.to_rollout_s)
+        self._known.add(cell)
+        self._engines[cell] = version
+
+    async def update(self, members: int, final: bool) -> UpdateStats:
+        self._demand(set(range(members)) <= set(self._training), f"Cells 0..{members - 1} do not all train.")
+        await self._clock.sleep(self._times.update_s)
+        self._version += 1
+        self._training[0] = self._version
+        if not final:
+            self._training = dict.fromkeys(range(members), self._version)
+        return UpdateStats(version=self._version, grad_norm=1.0)
+
+    async def publish(self, version: int, rollout_cells: Sequence[int]) -> list[Probe]:
+        self._demand(version == self._version, f"Version {version} is published by a core at {self._version}.")
+        self._demand(set(rollout_cells) == set(self._engines), f"{list(rollout_cells)} are not the engines that serve.")
+        await self._clock.sleep(self._times.publication_s)
+        self._published = version
+        self._engines = dict.fromkeys(self._engines, version)
+        return []
+
+    async def checkpoint(self, version: int) -> str:
+        self._demand(version == self._version, f"Version {version} is saved by a core at {self._version}.")
+        return f"simulated/{version}"
+
+    async def _spend(self, cell: int, seconds: float) -> None:
+        self._demand(cell not in self._busy, f"Two calls of cell {cell} overlap.")
+        self._busy.add(cell)
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            self._busy.discard(cell)
+
+    def _demand(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise InvariantViolation(otherwise)
+
+
+class MemoryJournal:
+    """Hands every event to the readers of a simulated run; keeps nothing itself."""
+
+    def __init__(self, *readers: Callable[[Event], None]) -> None:
+        self._readers = readers
+
+    def write(self, event: Event) -> None:
+        for read in self._readers:
+            read(event)
