@@ -6,11 +6,9 @@ root-to-leaf path is masked, so no token is a target twice.
 """
 
 import random
-from collections.abc import Iterator
 
 import msgspec
 
-from gyre.core.errors import InvariantViolation
 from gyre.core.records import ROLE_PRIORITY, RoleClass
 from gyre.trajectory.tree import PathStep, TrajectoryTree
 
@@ -97,19 +95,3 @@ class _Mask:
                     self.unmasked[other] -= max(0, min(covered, step.covered) - masked)
         node = self._leaves[leaf]
         return AdmittedPath(leaf_call_id=node.call_id, role=node.record.role, targets=targets)
-
-
-def check_disjoint(admitted: list[AdmittedPath]) -> None:
-    """Raises InvariantViolation when a token is a target twice."""
-    seen: set[tuple[str, int]] = set()
-    for token in _tokens(admitted):
-        if token in seen:
-            raise InvariantViolation(f"Output token {token[1]} of call {token[0]} is a target of two trajectories.")
-        seen.add(token)
-
-
-def _tokens(admitted: list[AdmittedPath]) -> Iterator[tuple[str, int]]:
-    for path in admitted:
-        for span in path.targets:
-            for index in range(span.start, span.stop):
-                yield span.call_id, index

@@ -1,0 +1,282 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trajectory_helpers import BASH, EDIT, TOOLS, Policy, answer_text, result, system, user
+
+from gyre.core.errors import InvariantViolation
+from gyre.core.records import RoleClass
+from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.trajectory.render import RenderError
+from gyre.trajectory.tree import CommitRefused, Sample, TrajectoryTree
+
+HEAD = (system("You are a helpful agent."), user("list the files"))
+
+
+@pytest.fixture
+def tree(renderer):
+    return TrajectoryTree("e1", renderer)
+
+
+@pytest.fixture
+def policy(tree, renderer, tokenizer):
+    return Policy(tree, renderer, tokenizer)
+
+
+def turn_by_turn(policy, turns, *, canonical=True, echo=lambda message: message):
+    """A tool loop; returns the last conversation."""
+    messages = HEAD
+    for index in range(turns):
+        text = answer_text(f"step {index}", (("Bash", {"command": f"ls {index}"}),))
+        _, emitted = policy.ask(Conversation(messages, TOOLS), text, canonical=canonical)
+        messages = (*messages, echo(emitted), result(emitted.tool_calls[0], f"out {index}"))
+    return Conversation(messages, TOOLS)
+
+
+def test_T01_thinking_stripped_and_arguments_rewritten_stay_one_path(thinking_renderer, tokenizer):
+    tree = TrajectoryTree("e1", thinking_renderer)
+    policy = Policy(tree, thinking_renderer, tokenizer)
+    messages = HEAD
+    for index in range(6):
+        text = answer_text(f"step {index} ", (("Edit", {"b": 2.0, "file_path": "x", "a": 1e3}),), reasoning="hm")
+        _, emitted = policy.ask(Conversation(messages, TOOLS), text)
+        call = emitted.tool_calls[0]
+        rewritten = ToolCall(call.id, call.name, {"replace_all": False, "file_path": "x", "a": 1000, "b": 2})
+        echo = Message(role="assistant", text=emitted.text.strip(), tool_calls=(rewritten,))
+        extra = (system("a reminder"),) if index % 2 else ()
+        messages = (*messages, echo, result(call, "done"), *extra)
+    assert [leaf.call_id for leaf in tree.leaves()] == ["c5"]
+    assert tree.unique_tokens == len(tree.path_ids("c5"))
+    assert tree.record("c3").drift == {"reasoning_dropped": 1, "args_default_added": 1}
+
+
+def test_T04_history_without_the_payload_finds_the_same_node(tree, policy):
+    first, emitted = policy.ask(Conversation(HEAD, TOOLS), answer_text("go", (("Bash", {"command": "ls"}),)))
+    call = emitted.tool_calls[0]
+    kept = Conversation((*HEAD, emitted, result(call, "a")), TOOLS)
+    emptied = msgspec.structs.replace(emitted, tool_calls=(ToolCall(call.id, "Bash", {}),))
+    cleared = msgspec.structs.replace(emitted, tool_calls=())
+    expected = tree.prepare(kept, role=RoleClass.MAIN)
+    for echo in (emptied, cleared):
+        again = tree.prepare(Conversation((*HEAD, echo, result(call, "a")), TOOLS), role=RoleClass.MAIN)
+        assert (again.parent, again.input_ids) == (first.call_id, expected.input_ids)
+
+
+@pytest.mark.parametrize("turns", [1, 12])
+def test_T07_non_canonical_ids_survive(tree, policy, renderer, tokenizer, turns):
+    conversation = turn_by_turn(policy, turns, canonical=False)
+    prepared = tree.prepare(conversation, role=RoleClass.MAIN)
+    assert prepared.input_ids != renderer.render(conversation)
+    assert tokenizer.decode(prepared.input_ids) == tokenizer.decode(renderer.render(conversation))
+    for record in tree.records():
+        start = len(policy.prompts[record.call_id])
+        assert prepared.input_ids[start : start + len(record.output_ids)] == record.output_ids
+    assert len(tree.leaves()) == 1
+
+
+def test_T08_json_spacing_and_key_order_do_not_matter(tree, policy):
+    text = '<tool_call>\n{"name":"Bash","arguments":{"b":1,"command":"ls"}}\n</tool_call>'
+    first, emitted = policy.ask(Conversation(HEAD, TOOLS), text)
+    call = emitted.tool_calls[0]
+    echo = Message(role="assistant", tool_calls=(ToolCall(call.id, "Bash", '{ "command": "ls", "b": 1.0 }'),))
+    prepared = tree.prepare(Conversation((*HEAD, echo, result(call, "a")), TOOLS), role=RoleClass.MAIN)
+    assert prepared.parent == first.call_id
+    assert prepared.prefix_len == len(tree.path_ids(first.call_id))
+    assert prepared.drift == {"args_form": 1}
+
+
+def test_T11_a_failed_prepare_or_commit_leaves_the_tree_identical(tree, policy, renderer, monkeypatch):
+    conversation = turn_by_turn(policy, 3)
+    before = tree.digest()
+    prepared = tree.prepare(conversation, role=RoleClass.MAIN)
+    assert tree.digest() == before
+    good = Sample(output_ids=[5], logprobs=[-1.0], versions=[0], finish="stop")
+    message = Message(role="assistant", text="x")
+    stale_id = tree.node("c0")
+    refused = [
+        (msgspec.structs.replace(good, logprobs=[]), message, "new"),
+        (good, message, stale_id.call_id),
+        (good, user("x"), "new"),
+        (good, Message(role="assistant", tool_calls=(ToolCall("call_0_0", "Bash", {}),)), "new"),
+    ]
+    for sample, emitted, call_id in refused:
+        with pytest.raises(CommitRefused):
+            tree.commit(prepared, sample, emitted, call_id=call_id)
+        assert tree.digest() == before
+    with pytest.raises(CommitRefused, match="execution e2"):
+        tree.commit(msgspec.structs.replace(prepared, execution_id="e2"), good, message, call_id="new")
+
+    def fail(*args, **kwargs):
+        raise ValueError("template")
+
+    monkeypatch.setattr(renderer._renderer, "render_ids", fail)
+    with pytest.raises(RenderError, match="template"):
+        tree.prepare(Conversation((user("other"),)), role=RoleClass.MAIN)
+    assert tree.digest() == before
+
+
+def test_T13_compaction_keeps_the_old_branch_and_tags_the_summary(tree, policy):
+    conversation = turn_by_turn(policy, 3)
+    # Claude Code: history without the last turn and its results, the instruction appended to the last message.
+    *kept, last = conversation.messages[:-2]
+    instruction = msgspec.structs.replace(last, text=last.text + "\nCRITICAL: Respond with TEXT ONLY")
+    summary, emitted = policy.ask(Conversation((*kept, instruction), TOOLS), "all is well", role=RoleClass.MAIN_SUMMARY)
+    tail = conversation.messages[-2:]
+    continued = Conversation((HEAD[0], user("This session is being continued. " + emitted.text), *tail), TOOLS)
+    after, _ = policy.ask(continued, "done")
+    assert [(leaf.call_id, leaf.record.role) for leaf in tree.leaves()] == [
+        ("c2", RoleClass.MAIN),
+        ("c3", RoleClass.MAIN_SUMMARY),
+        ("c4", RoleClass.MAIN),
+    ]
+    assert summary.parent == "c2"  # shares the last tool result's first tokens with the turn that it leaves out
+    assert "context_turn" in after.flags
+    covered = {step.call_id: step.covered for step in tree.path_steps("c4")}
+    assert sum(count for call, count in covered.items() if call != "c4") == 0
+
+
+def test_T18_an_unparsed_call_stays_policy_text(tree, policy):
+    record, emitted = policy.ask(Conversation(HEAD, TOOLS), 'well <tool_call>\n{"name": "Bash", oops\n</tool_call>')
+    assert record.flags == ["unparsed_tool_call"]
+    assert record.trainable
+    assert emitted.text == 'well <tool_call>\n{"name": "Bash", oops\n</tool_call>'
+    assert emitted.tool_calls == ()
+    prepared = tree.prepare(Conversation((*HEAD, emitted, user("that was no call")), TOOLS), role=RoleClass.MAIN)
+    assert prepared.parent == record.call_id
+
+
+def test_resent_first_turn_shares_its_whole_prompt(tree, policy):
+    first, _ = policy.ask(Conversation(HEAD, TOOLS), "one", trainable=False)
+    second, emitted = policy.ask(Conversation(HEAD, TOOLS), "two")
+    assert (second.parent, second.prefix_len, second.delta_ids) == ("c0", len(policy.prompts["c0"]), [])
+    assert policy.prompts["c0"] == policy.prompts["c1"]
+    third, _ = policy.ask(Conversation((*HEAD, emitted, user("more")), TOOLS), "three")
+    assert third.parent == second.call_id
+    assert {leaf.call_id for leaf in tree.leaves()} == {"c0", "c2"}
+
+
+def test_concurrent_duplicates_commit_into_a_shared_prompt(tree, policy):
+    conversation = turn_by_turn(policy, 2)
+    one = tree.prepare(conversation, role=RoleClass.MAIN)
+    two = tree.prepare(conversation, role=RoleClass.MAIN)
+    sample = Sample(output_ids=[7, 2], logprobs=[-1.0, -2.0], versions=[1, 1], finish="stop")
+    tree.commit(one, sample, Message(role="assistant", text="a"), call_id="a")
+    before = tree.unique_tokens
+    record = tree.commit(two, sample, Message(role="assistant", text="b"), call_id="b")
+    assert (record.parent, record.delta_ids) == ("a", [])
+    assert tree.unique_tokens == before + 2
+    assert tree.path_ids("b") == two.input_ids + [7, 2]
+
+
+def test_parallel_results_in_completion_order(tree, policy):
+    calls = (("Bash", {"command": "slow"}), ("Bash", {"command": "fast"}))
+    first, emitted = policy.ask(Conversation(HEAD, TOOLS), answer_text("both", calls))
+    slow, fast = emitted.tool_calls
+    conversation = Conversation((*HEAD, emitted, result(fast, "2"), result(slow, "1")), TOOLS)
+    second, reply = policy.ask(conversation, "ok")
+    assert second.parent == first.call_id
+    third = tree.prepare(Conversation((*conversation.messages, reply, user("go on")), TOOLS), role=RoleClass.MAIN)
+    assert third.parent == second.call_id
+
+
+def test_a_foreign_turn_is_context_and_does_not_break_the_path(tree, policy):
+    conversation = turn_by_turn(policy, 2, canonical=False)
+    foreign = Message(role="assistant", text="Got it. Thanks for the context!")
+    record, emitted = policy.ask(Conversation((*conversation.messages, foreign, user("next")), TOOLS), "fine")
+    assert record.flags == ["foreign_turn"]
+    assert (record.parent, record.prefix_len) == ("c1", len(tree.path_ids("c1")))
+    again = tree.prepare(
+        Conversation((*conversation.messages, foreign, user("next"), emitted, user("more")), TOOLS),
+        role=RoleClass.MAIN,
+    )
+    assert again.parent == record.call_id
+
+
+def test_a_partial_turn_branches_inside_the_emitted_one(tree, policy):
+    calls = (("Bash", {"command": "a"}), ("Bash", {"command": "b"}))
+    first, emitted = policy.ask(Conversation(HEAD, TOOLS), answer_text("", calls))
+    kept = msgspec.structs.replace(emitted, tool_calls=emitted.tool_calls[:1])
+    child, _ = policy.ask(
+        Conversation((*HEAD, kept, result(kept.tool_calls[0], "fork started")), TOOLS),
+        "child",
+        role=RoleClass.SUB_AGENT,
+        agent_id="a1",
+    )
+    assert child.flags == ["partial_turn"]
+    assert child.parent == first.call_id
+    inside = tree.path_steps(child.call_id)[0].covered
+    assert 0 < inside < len(first.output_ids)
+
+
+def test_changing_tools_shares_what_the_tokens_share(tree, policy):
+    conversation = turn_by_turn(policy, 2)
+    changed = Conversation(conversation.messages, (BASH,))
+    record, _ = policy.ask(changed, "ok")
+    assert record.flags == ["context_turn"]
+    assert 0 < record.prefix_len < len(policy.prompts["c0"])
+    back = tree.prepare(conversation, role=RoleClass.MAIN)
+    assert back.parent == "c1"
+
+
+def test_a_truncated_turn_is_closed_exactly_once(tree, policy, tokenizer):
+    record, emitted = policy.ask(Conversation(HEAD, TOOLS), "I was cut", finish="length")
+    prepared = tree.prepare(Conversation((*HEAD, emitted, user("go on")), TOOLS), role=RoleClass.MAIN)
+    glue = tokenizer.decode(prepared.input_ids[len(tree.path_ids(record.call_id)) :])
+    assert glue.startswith("<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n")
+
+
+def test_sub_agents_and_auxiliary_calls_hide_no_leaf(tree, policy):
+    conversation = turn_by_turn(policy, 2)
+    final, emitted = policy.ask(conversation, "finished")
+    policy.ask(
+        Conversation((*conversation.messages, emitted, user("remember this")), TOOLS), "noted", role=RoleClass.AUXILIARY
+    )
+    policy.ask(Conversation((system("explorer"), user("look")), (EDIT,)), "seen", role=RoleClass.SUB_AGENT)
+    assert [leaf.call_id for leaf in tree.leaves()] == [final.call_id, "c3", "c4"]
+
+
+def test_records_round_trip(tree, policy):
+    conversation = turn_by_turn(policy, 3)
+    policy.ask(conversation, "x")
+    policy.ask(conversation, "y", trainable=False)
+    records = msgspec.msgpack.decode(msgspec.msgpack.encode(tree.records()), type=list[type(tree.record("c0"))])
+    rebuilt = TrajectoryTree.from_records(reversed(records))
+    assert rebuilt.records() == tree.records()
+    assert [leaf.call_id for leaf in rebuilt.leaves()] == [leaf.call_id for leaf in tree.leaves()]
+    assert rebuilt.path_ids("c4") == tree.path_ids("c4")
+    orphaned = [record for record in records if record.call_id != "c1"]
+    with pytest.raises(InvariantViolation, match="c2"):
+        TrajectoryTree.from_records(orphaned)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_prefix_plus_delta_is_the_prompt_whatever_the_harness_does(renderer, tokenizer, data):
+    """Random walks over known conversations: continue, resend, branch, drop a tail, inject; and the tree stays exact."""
+    tree = TrajectoryTree("e", renderer)
+    policy = Policy(tree, renderer, tokenizer)
+    known = [Conversation(HEAD, TOOLS), Conversation((system("sub"), user("look")), TOOLS)]
+    for step in range(data.draw(st.integers(3, 10))):
+        base = data.draw(st.sampled_from(known))
+        cut = data.draw(st.integers(1, len(base.messages)))
+        messages = base.messages[:cut] if data.draw(st.booleans()) else base.messages
+        injected = data.draw(st.sampled_from([(), (user("and"),), (system("nag"),), (Message(role="assistant"),)]))
+        conversation = Conversation((*messages, *injected, user(f"u{step % 3}")), base.tools)
+        text = data.draw(
+            st.sampled_from(["ok", "", "é😀", answer_text("t", (("Bash", {"command": "ls"}),)), "<tool_call>{"])
+        )
+        canonical = data.draw(st.booleans())
+        prepared = tree.prepare(conversation, role=RoleClass.MAIN)
+        parent = tree.path_ids(prepared.parent) if prepared.parent else []
+        assert parent[: prepared.prefix_len] + prepared.delta_ids == prepared.input_ids
+        assert tokenizer.decode(prepared.input_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        record, emitted = policy.ask(conversation, text, canonical=canonical)
+        assert tree.path_ids(record.call_id) == policy.prompts[record.call_id] + record.output_ids
+        known.append(Conversation((*conversation.messages, emitted), base.tools))
+    on_leaf_paths = {
+        (step.call_id, index)
+        for leaf in tree.leaves()
+        for step in tree.path_steps(leaf.call_id)
+        for index in range(step.covered)
+    }
+    assert len(on_leaf_paths) == sum(len(record.output_ids) for record in tree.records())

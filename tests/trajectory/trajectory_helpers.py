@@ -1,0 +1,135 @@
+"""A tiny tokenizer, and a scripted policy that answers calls of a tree with any text, tokenised as it likes."""
+
+import itertools
+import json
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from gyre.core.records import CallRecord, RoleClass
+from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+from gyre.trajectory.tree import Sample, TrajectoryTree
+
+QWEN_SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
+BASH = Tool("Bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
+EDIT = Tool("Edit", "Edits a file.", {"type": "object", "properties": {"file_path": {"type": "string"}}})
+TOOLS = (BASH, EDIT)
+
+_CORPUS = [
+    'system user assistant tool You are a helpful agent. {"name": "Bash", "arguments": {"command": "ls -la"}}',
+    "the list of files in the directory is here and there, hello world, yes and no, 0 1 2 3 4 5 6 7 8 9",
+    "# Tools You may call one or more functions to assist with the user query. function signatures within XML tags",
+]
+
+
+@cache
+def make_tokenizer(specials: tuple[str, ...] = (), chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with about 200 merges; every text round-trips."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=[*QWEN_SPECIALS, *specials],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(_CORPUS * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=chat_template
+    )
+
+
+def system(text: str) -> Message:
+    return Message(role="system", text=text)
+
+
+def user(text: str) -> Message:
+    return Message(role="user", text=text)
+
+
+def result(call: ToolCall | str, text: str) -> Message:
+    return Message(role="tool", text=text, tool_call_id=call if isinstance(call, str) else call.id)
+
+
+def answer_text(text: str = "", calls: tuple[tuple[str, dict], ...] = (), reasoning: str = "") -> str:
+    """What a Qwen3 policy would sample, without the end token."""
+    parts = [f"<think>\n{reasoning}\n</think>\n\n"] if reasoning else []
+    parts.append(text)
+    for index, (name, arguments) in enumerate(calls):
+        parts.append("\n" if index or text else "")
+        parts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>')
+    return "".join(parts)
+
+
+def split_ids(tokenizer, text: str, salt: int = 0) -> list[int]:
+    """A non-canonical tokenisation: the text is cut at odd places, each piece encoded alone."""
+    ids: list[int] = []
+    start = 0
+    while start < len(text):
+        special = next((s for s in QWEN_SPECIALS if text.startswith(s, start)), "")
+        width = len(special) or 1 + (start + salt) % 2
+        piece = text[start : start + width]
+        if not special and "<" in piece[1:]:
+            piece = piece[: piece.index("<", 1)]
+        ids += tokenizer.encode(piece, add_special_tokens=False)
+        start += len(piece)
+    return ids
+
+
+class Policy:
+    """Answers prepared calls; ids, log-probs and versions are distinct so that mix-ups show."""
+
+    def __init__(self, tree: TrajectoryTree, renderer, tokenizer) -> None:
+        self.tree, self.renderer, self.tokenizer = tree, renderer, tokenizer
+        self._ids = itertools.count()
+        self._logprobs = itertools.count(1)
+        self.prompts: dict[str, list[int]] = {}
+
+    def ask(
+        self,
+        conversation: Conversation,
+        text: str,
+        *,
+        canonical: bool = True,
+        role: RoleClass = RoleClass.MAIN,
+        agent_id: str = "",
+        finish: str = "stop",
+        trainable: bool = True,
+    ) -> tuple[CallRecord, Message]:
+        prepared = self.tree.prepare(conversation, role=role, agent_id=agent_id)
+        ids = self.tokenizer.encode(text, add_special_tokens=False) if canonical else split_ids(self.tokenizer, text)
+        if finish == "stop":
+            ids = [*ids, self.tokenizer.eos_token_id]
+        turn = self.renderer.parse(ids, conversation.tools)
+        number = next(self._ids)
+        emitted = Message(
+            role="assistant",
+            text=turn.text,
+            reasoning=turn.reasoning,
+            tool_calls=tuple(
+                ToolCall(f"call_{number}_{i}", call.name, call.arguments) for i, call in enumerate(turn.good_calls)
+            ),
+        )
+        sample = Sample(
+            output_ids=ids,
+            logprobs=[-next(self._logprobs) / 1e4 for _ in ids],
+            versions=[number] * len(ids),
+            finish=finish,
+            cells=[0],
+        )
+        call_id = f"c{number}"
+        record = self.tree.commit(prepared, sample, emitted, call_id=call_id, trainable=trainable, flags=turn.flags)
+        self.prompts[call_id] = prepared.input_ids
+        return record, emitted
