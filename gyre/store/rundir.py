@@ -1,6 +1,7 @@
 """The paths of a run directory (DESIGN §9): `config.toml`, `gyre.sqlite`, `checkpoints/`, `workspaces/`, `logs/`."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -67,7 +68,15 @@ class RunDir:
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """The complete checkpoint of the highest version, or None when there is none yet."""
+        return max(self._complete_checkpoints(), default=None)
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Removes all but the `keep` newest checkpoints."""
+        for checkpoint in sorted(self._complete_checkpoints())[:-keep]:
+            shutil.rmtree(checkpoint.path)
+
+    def _complete_checkpoints(self) -> list[Checkpoint]:
         if not self.checkpoints.is_dir():
-            return None
+            return []
         found = ((_CHECKPOINT.fullmatch(entry.name), entry) for entry in self.checkpoints.iterdir() if entry.is_dir())
-        return max((Checkpoint(int(match[1]), entry) for match, entry in found if match), default=None)
+        return [Checkpoint(int(match[1]), entry) for match, entry in found if match]

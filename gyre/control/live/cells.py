@@ -12,11 +12,14 @@ from gyre.control.base import Handoff, Probe, UpdateStats, WorkResult
 from gyre.core.errors import InvariantViolation
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
 from gyre.proxy.base import EngineRoute, ProxyControl
+from gyre.store import RunDir
 from gyre.training.base import MicroStep, Trainer
 from gyre.transport.base import WeightRef, WeightTransport
 
 CORE = 0
 PROBE_TOKENS = 12
+# Prefix groups live as long as their members; a lost trainer ends the run, so there is only one generation of them.
+GENERATION = 0
 
 
 class LiveCells:
@@ -29,7 +32,8 @@ class LiveCells:
         trainers: dict[int, Trainer],
         proxy: ProxyControl,
         transport: WeightTransport,
-        checkpoints: Path,
+        run_dir: RunDir,
+        keep_checkpoints: int,
         sampling: Sampling,
         vocabulary: int,
     ) -> None:
@@ -38,13 +42,13 @@ class LiveCells:
         self._trainers = trainers
         self._proxy = proxy
         self._transport = transport
-        self._checkpoints = checkpoints
+        self._run_dir = run_dir
+        self._keep_checkpoints = keep_checkpoints
         self._sampling = sampling
         self._vocabulary = vocabulary
         self._published: WeightRef | None = None
         self._snapshot: WeightRef | None = None
         self._snapshot_lock = asyncio.Lock()
-        self._generation = 0
         self._probes = 0
 
     async def start(self, checkpoint: Path | None) -> None:
@@ -97,9 +101,8 @@ class LiveCells:
         await engine.resume()
 
     async def update(self, members: int, final: bool) -> UpdateStats:
-        self._generation += 1
         group = [self._trainers[cell] for cell in range(members)]
-        await asyncio.gather(*(trainer.reduce(self._generation, members) for trainer in group))
+        await asyncio.gather(*(trainer.reduce(GENERATION, members) for trainer in group))
         stats = await self._trainers[CORE].optimizer_step()
         if not final:
             weights = await self._core_snapshot(stats.version) if members > 1 else None
@@ -115,8 +118,9 @@ class LiveCells:
         return [await self._probe(cell) for cell in rollout_cells]
 
     async def checkpoint(self, version: int) -> str:
-        path = self._checkpoints / f"v{version:06d}"
+        path = self._run_dir.checkpoint_path(version)
         await self._trainers[CORE].save(str(path))
+        self._run_dir.prune_checkpoints(self._keep_checkpoints)
         return str(path)
 
     async def _core_snapshot(self, version: int) -> WeightRef:

@@ -18,6 +18,9 @@ class LiveExecutions:
         self._harness = harness
         self._budgets = budgets
 
+    def harness(self, ticket: Ticket) -> str:  # noqa: ARG002  one harness runs every execution of a run
+        return self._harness
+
     async def run(self, ticket: Ticket) -> Outcome:
         execution_id = ticket.execution_id
         access = await self._proxy.open_session(SessionSpec(execution_id=execution_id, harness=self._harness))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gyre.control.live.config import RunConfig
-from gyre.core.errors import PeerLost
+from gyre.core.errors import GyreError
 from gyre.engines.base import Engine
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
@@ -22,6 +22,14 @@ T = TypeVar("T")
 
 # Several numerical processes share the cores of one machine: more than one thread each makes all of them slower.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class ProcessEnded(GyreError):
+    """A process of the run is gone; the run stops and can be resumed."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class Fleet:
@@ -47,7 +55,6 @@ class Fleet:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
         config, scheduler = self._config, self._config.scheduler
         cells = range(scheduler.K)
-        pool = [-1] if scheduler.C_s else []
         async with asyncio.TaskGroup() as group:
             proxy_config = config.proxy_config(self._run_dir)
             proxy = group.create_task(self._start("proxy", "gyre.proxy.worker:main", proxy_config, ProxyControl))
@@ -62,7 +69,7 @@ class Fleet:
                         Engine,
                     )
                 )
-                for cell in [*cells, *pool]
+                for cell in [*cells, *scheduler.pool]
             }
             trainers = {
                 cell: group.create_task(
@@ -78,12 +85,12 @@ class Fleet:
         self.proxy, self.runner = proxy.result().stub, runner.result().stub
         for cell, started in engines.items():
             self.engines[cell] = started.result().stub
-            capacity = scheduler.C_e if cell >= 0 else scheduler.C_s
+            capacity = scheduler.C_e if cell >= 0 else scheduler.C_s // scheduler.pool_engines
             self.routes[cell] = EngineRoute(cell=cell, address=started.result().address, capacity=capacity)
         self.trainers = {cell: started.result().stub for cell, started in trainers.items()}
 
     async def watch(self) -> None:
-        """Never returns; raises PeerLost as soon as one process has ended."""
+        """Never returns; raises ProcessEnded as soon as one process has ended."""
         waits = {asyncio.ensure_future(process.wait()): process for process in self._processes}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +99,7 @@ class Fleet:
                 wait.cancel()
         ended = done.pop()
         name = waits[ended].spec.name
-        raise PeerLost(f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log")
+        raise ProcessEnded(name, f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log")
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections))

@@ -1,0 +1,66 @@
+"""`gyre train`: preflight, the run with its live display, and the report at its end."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gyre.cli.progress import Progress
+from gyre.cli.report import final_report
+from gyre.control.live.config import RunConfig, check
+from gyre.control.live.run import run
+from gyre.core import config as configs
+from gyre.core.errors import ConfigError
+from gyre.harnesses import check as check_harness
+from gyre.harnesses import load_profile
+from gyre.store import RunDir
+from gyre.store.rundir import Checkpoint
+from gyre.tasks import load_tasks
+
+
+def train(path: Path | None, overrides: Sequence[str], directory: Path | None, resume: Path | None) -> int:
+    """Returns 0 when the run completed and 130 when it was interrupted; raises ConfigError before anything starts."""
+    checkpoint: Checkpoint | None = None
+    if resume is not None:
+        if directory is not None:
+            raise ConfigError("--resume continues in the run's own directory; leave --run-dir out")
+        run_dir = RunDir.open(resume)
+        # With --resume the first positional argument may already be an override.
+        changes = [*([str(path)] if path is not None and "=" in str(path) else []), *overrides]
+        config = configs.load(run_dir.config, changes, RunConfig)
+        preflight(config, str(run_dir.config))
+        checkpoint = run_dir.latest_checkpoint()
+    else:
+        if path is None:
+            raise ConfigError("name a config file, or a run with --resume")
+        config = configs.load(path, overrides, RunConfig)
+        preflight(config, str(path))
+        directory = directory or Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run_dir = RunDir.create(directory.absolute(), configs.dump(config))
+    print(f"Run directory: {run_dir.root}")
+    interrupted = asyncio.run(_run(config, run_dir, checkpoint))
+    final_report(run_dir.root)
+    if interrupted:
+        print(f"Interrupted. Continue with: gyre train --resume {run_dir.root}")
+    return 130 if interrupted else 0
+
+
+def preflight(config: RunConfig, where: str) -> None:
+    """Everything that can be known to fail before a process starts, as one sentence."""
+    check(config, where)
+    load_tasks(config.tasks.root)
+    check_harness(load_profile(config.harness.name), config.harness.root)
+
+
+async def _run(config: RunConfig, run_dir: RunDir, checkpoint: Checkpoint | None) -> bool:
+    """Whether the run was interrupted. The first Ctrl-C ends it in order; children are not in the terminal's group."""
+    with Progress() as progress:
+        task = asyncio.ensure_future(run(config, run_dir, checkpoint, progress.update))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            return True
+    return False

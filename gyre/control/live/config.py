@@ -1,0 +1,131 @@
+"""The configuration file of a run: one typed section per component.
+
+Paths are relative to the file. `gyre train` writes the effective configuration, with absolute paths, into the run directory.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gyre.core.errors import ConfigError
+from gyre.engines.base import Sampling
+from gyre.runner.base import Budgets
+from gyre.scheduling.config import SchedulerConfig, require
+from gyre.training.config import OptimizerConfig, ParallelConfig
+from gyre.training.objective import ObjectiveConfig
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[policy]: what is trained."""
+
+    model: Path
+    """Hugging Face directory: config.json, safetensors, tokenizer."""
+    renderer: str
+    """Family of the chat template, as `gyre.trajectory.render` names it."""
+    thinking: bool = False
+
+
+class TasksSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[tasks]: Harbor-format task directories; every group runs one of them, all once per seeded shuffle."""
+
+    root: Path
+
+
+class HarnessSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[harness]: who executes the tasks."""
+
+    name: str
+    root: Path | None = None
+    """Where harnesses are installed; default: `.cache/harnesses` of this checkout."""
+    budgets: Budgets = Budgets()
+
+
+class RolloutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[rollout]: the distribution of behaviour and its bounds; the harness cannot change them."""
+
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_context: Positive
+    """Tokens of prompt plus answer; a longer conversation gets the API's own overflow error."""
+    max_new_tokens: Positive
+    port: int | None = None
+    """Also serve harnesses on this loopback TCP port; by default only sandboxes reach the proxy."""
+
+
+class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[engine]: memory and batching of the local engine."""
+
+    kv_blocks: Positive = 2048
+    page_size: Positive = 16
+    max_batch_tokens: Positive = 1024
+    max_requests: Positive = 64
+    threads: Positive = 1
+
+
+class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[trainer]: layout of a cell and its optimizer."""
+
+    parallel: ParallelConfig = ParallelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    threads: Positive = 1
+    group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+
+
+class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[admission]: from trajectory trees to micro-steps."""
+
+    J_max: Positive | None = 5
+    """Trajectories per execution."""
+    micro_step_tokens: Positive = 4096
+    """Token budget of one forward pass."""
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    seed: int = 0
+    keep_checkpoints: Positive = 2
+    policy: PolicySection
+    tasks: TasksSection
+    harness: HarnessSection
+    rollout: RolloutSection
+    scheduler: SchedulerConfig
+    engine: EngineSection = EngineSection()
+    trainer: TrainerSection = TrainerSection()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    admission: AdmissionSection = AdmissionSection()
+
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
+
+
+def check(config: RunConfig, where: str) -> None:
+    """Refuses what can be known to fail before anything starts. Raises ConfigError naming `where` and the key."""
+    try:
+        require(config.scheduler)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (config.policy.model / name).is_file():
+            raise ConfigError(
+                f"{where}: policy.model = {config.policy.model} has no {name}; "
+                "give a Hugging Face model directory with safetensors weights and a tokenizer"
+            )
+    if config.rollout.max_new_tokens >= config.rollout.max_context:
+        raise ConfigError(
+            f"{where}: rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
+            f"rollout.max_context = {config.rollout.max_context}; it must be smaller"
+        )
+    context_blocks = -(-config.rollout.max_context // config.engine.page_size)
+    if config.engine.kv_blocks < context_blocks:
+        raise ConfigError(
+            f"{where}: engine.kv_blocks = {config.engine.kv_blocks} holds less than one context of "
+            f"rollout.max_context = {config.rollout.max_context} tokens; at least {context_blocks} are needed"
+        )
+    if config.trainer.parallel.ranks != 1:
+        raise ConfigError(
+            f"{where}: trainer.parallel asks for {config.trainer.parallel.ranks} ranks per cell; "
+            "this version trains with one rank per cell (tensor = pipeline = data = 1)"
+        )

@@ -1,0 +1,41 @@
+"""`Materializer` on recorded calls: records → tree → admission → rows → advantages → micro-steps (docs/objective.md)."""
+
+import hashlib
+
+from gyre.control.base import ReadyGroup
+from gyre.store import RunStore
+from gyre.trajectory.admission import admit
+from gyre.trajectory.advantage import group_advantages
+from gyre.trajectory.microstep import ExecutionRows, MicroStep
+from gyre.trajectory.packing import pack
+from gyre.trajectory.rows import build_execution, dummy_execution
+from gyre.trajectory.tree import TrajectoryTree
+
+
+class LiveMaterializer:
+    """Reads the run store; deterministic for a run seed and the group's records."""
+
+    def __init__(self, store: RunStore, *, j_max: int | None, budget_tokens: int, seed: int) -> None:
+        self._store = store
+        self._j_max = j_max
+        self._budget_tokens = budget_tokens
+        self._seed = seed
+
+    async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[MicroStep]:
+        executions: list[ExecutionRows] = []
+        for execution_id, advantage in group_advantages(group.outcomes).items():
+            if advantage is None:
+                continue
+            records = self._store.records(execution_id)
+            if not records:
+                executions.append(dummy_execution(execution_id, advantage=advantage))
+                continue
+            tree = TrajectoryTree.from_records(records)
+            admitted = admit(tree, j_max=self._j_max, seed=self._stream(execution_id))
+            executions.append(build_execution(tree, admitted, advantage=advantage, batch_executions=batch_executions))
+        return pack(group.group, executions, budget_tokens=self._budget_tokens, micro_step_prefix=f"g{group.group}")
+
+    def _stream(self, execution_id: str) -> int:
+        """A random seed of its own for every execution, the same in a resumed run and on every machine."""
+        digest = hashlib.blake2b(f"{self._seed}/{execution_id}".encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "big")

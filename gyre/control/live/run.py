@@ -1,0 +1,190 @@
+"""One live run, from the effective configuration to the end of the last process."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import json
+
+from gyre.control.controller import Controller
+from gyre.control.live.cells import LiveCells
+from gyre.control.live.config import RunConfig
+from gyre.control.live.executions import LiveExecutions
+from gyre.control.live.materializer import LiveMaterializer
+from gyre.control.live.processes import Fleet, ProcessEnded
+from gyre.control.live.queries import ShuffledQueries
+from gyre.control.state import FRESH, ControlState, ControlView, resume_state
+from gyre.core.clock import SystemClock
+from gyre.core.errors import GyreError
+from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, StepDone
+from gyre.launch import LocalLauncher
+from gyre.proxy.base import ProxyControl
+from gyre.store import RunDir, RunStore
+from gyre.store.rundir import Checkpoint
+from gyre.tasks import load_tasks
+from gyre.training.base import MicroStep
+from gyre.training.groups import StoreServer
+from gyre.transport.shm import ShmTransport
+
+LOOPBACK = "127.0.0.1"
+VIEW_INTERVAL_S = 0.5
+
+OnView = Callable[[ControlView], None]
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab_size: int
+
+
+class StoreJournal:
+    """Events go to the run store; `stepped` tells the sampler of proxy counters that a step is done."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self.stepped = asyncio.Event()
+
+    def write(self, event: Event) -> None:
+        self._store.append(event)
+        if isinstance(event, StepDone):
+            self.stepped.set()
+
+
+async def run(config: RunConfig, run_dir: RunDir, resume_from: Checkpoint | None, on_view: OnView) -> None:
+    """Trains until the configured step. Cancel it to interrupt: executions end first, then every process.
+
+    `resume_from` is the checkpoint that a resumed run goes on from; None is a fresh start. Raises the first failure.
+    """
+    store = run_dir.open_store()
+    clock = SystemClock()
+    state = resume_state(store.events(), store.outcomes(), resume_from.version if resume_from else 0)
+    state = state if resume_from or state.next_group else FRESH
+    journal = StoreJournal(store)
+    journal.write(
+        RunStarted(t=clock.now(), run_id=run_dir.root.name, resumed_from=None if state is FRESH else state.version)
+    )
+    try:
+        await _run(config, run_dir, resume_from, state, store, clock, journal, on_view)
+    except asyncio.CancelledError:
+        journal.write(RunFinished(t=clock.now(), reason="interrupted"))
+        raise
+    except BaseException as error:
+        journal.write(RunFinished(t=clock.now(), reason="failed", detail=str(error)))
+        raise
+    else:
+        journal.write(RunFinished(t=clock.now(), reason="completed"))
+    finally:
+        store.close()
+
+
+async def _run(
+    config: RunConfig,
+    run_dir: RunDir,
+    resume_from: Checkpoint | None,
+    state: ControlState,
+    store: RunStore,
+    clock: SystemClock,
+    journal: StoreJournal,
+    on_view: OnView,
+) -> None:
+    tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
+    rendezvous = StoreServer(LOOPBACK)
+    with tempfile.TemporaryDirectory(prefix="gyre-weights-", dir=_shared_memory()) as weights:
+        async with LocalLauncher(run_dir.logs) as launcher:
+            fleet = Fleet(launcher, config, run_dir, weights, rendezvous.address)
+            await fleet.start()
+            vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
+            cells = LiveCells(
+                fleet.engines,
+                fleet.routes,
+                fleet.trainers,
+                fleet.proxy,
+                ShmTransport(weights),
+                run_dir,
+                config.keep_checkpoints,
+                config.sampling(),
+                vocabulary,
+            )
+            await cells.start(resume_from.path if resume_from else None)
+            executions = LiveExecutions(fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets)
+            materializer = LiveMaterializer(
+                store,
+                j_max=config.admission.J_max,
+                budget_tokens=config.admission.micro_step_tokens,
+                seed=config.seed,
+            )
+            controller: Controller[MicroStep] = Controller(
+                config.scheduler,
+                clock,
+                ShuffledQueries(list(tasks), config.seed),
+                executions,
+                materializer,
+                cells,
+                journal,
+                initial=state,
+            )
+            await _first_of(
+                controller.run(),
+                _watch(fleet, journal, clock),
+                _show(controller, on_view),
+                _sample_proxy(fleet.proxy, journal, clock),
+            )
+            on_view(controller.view())
+            await _write_proxy_counters(fleet.proxy, journal, clock)
+            await fleet.close()
+
+
+async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Runs them side by side until one returns or fails; that ends the others, and its failure is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch(fleet: Fleet, journal: StoreJournal, clock: SystemClock) -> None:
+    try:
+        await fleet.watch()
+    except ProcessEnded as error:
+        journal.write(ProcessLost(t=clock.now(), name=error.name, detail=str(error)))
+        raise
+
+
+async def _show(controller: Controller[MicroStep], on_view: OnView) -> None:
+    while True:
+        on_view(controller.view())
+        await asyncio.sleep(VIEW_INTERVAL_S)
+
+
+async def _sample_proxy(proxy: ProxyControl, journal: StoreJournal, clock: SystemClock) -> None:
+    while True:
+        await journal.stepped.wait()
+        journal.stepped.clear()
+        await _write_proxy_counters(proxy, journal, clock)
+
+
+async def _write_proxy_counters(proxy: ProxyControl, journal: StoreJournal, clock: SystemClock) -> None:
+    stats = await proxy.stats()
+    journal.write(
+        ProxySampled(
+            t=clock.now(),
+            calls=stats.calls_done,
+            prompt_mismatches=stats.prompt_mismatches,
+            harness_errors_from_transitions=stats.harness_errors_from_transitions,
+            retries=stats.retries,
+        )
+    )
+    if stats.prompt_mismatches:
+        raise GyreError(f"an engine answered {stats.prompt_mismatches} calls for other prompt ids than were sent")
+
+
+def _shared_memory() -> Path | None:
+    """Where weight snapshots live; None means the ordinary temporary directory."""
+    path = Path("/dev/shm")
+    return path if path.is_dir() else None
