@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from gyre.core.events import Event, Published, StepDone
-from gyre.store.journal import on_one_axis, surviving
+from gyre.store.journal import surviving
 from gyre.store.summary import RunSummary
 from gyre.store.timeline import Activity, role_spans, waterlevels
 
@@ -44,8 +44,7 @@ def draw_reward(summary: RunSummary, path: Path) -> None:
 
 def draw_timeline(events: Sequence[Event], path: Path) -> None:
     """Above: the role of every cell over time, with the ends of steps and the publications. Below: the waterlevel
-    w = d − f, the executions that run, and the capacity C_R."""
-    events = on_one_axis(events)
+    w = d − f, the executions that run, and the capacity C_R. `events` are on one axis (`gyre.store.journal`)."""
     spans = role_spans(events)
     figure = Figure(figsize=(10, 2.9 + 0.42 * max(2, len(spans))), layout="constrained")
     roles, water = figure.subplots(2, 1, sharex=True, height_ratios=[0.42 * max(2, len(spans)) + 0.4, 1.7])

@@ -40,10 +40,18 @@ def role_spans(events: Sequence[Event]) -> dict[int, list[Span]]:
     spans: dict[int, list[Span]] = {cell: [] for cell in cells}
     now: dict[int, tuple[Activity, float]] = dict.fromkeys(cells, ("rollout", begin))
 
+    def close(cell: int, t: float) -> None:
+        activity, since = now[cell]
+        if t == since:
+            return
+        of_cell = spans[cell]
+        if of_cell and of_cell[-1].activity == activity:  # what lay between lasted no time
+            since = of_cell.pop().start
+        of_cell.append(Span(activity=activity, start=since, end=t))
+
     def turn(cell: int, activity: Activity, t: float) -> None:
-        previous, since = now[cell]
-        if activity != previous:
-            spans[cell].append(Span(activity=previous, start=since, end=t))
+        if activity != now[cell][0]:
+            close(cell, t)
             now[cell] = (activity, t)
 
     for event in events:
@@ -57,9 +65,9 @@ def role_spans(events: Sequence[Event]) -> dict[int, list[Span]]:
                 turn(event.cell, event.target, event.t)
             case _:
                 pass
-    for cell, (activity, since) in now.items():
-        spans[cell].append(Span(activity=activity, start=since, end=end))
-    return {cell: [span for span in of_cell if span.end > span.start] for cell, of_cell in spans.items()}
+    for cell in cells:
+        close(cell, end)
+    return spans
 
 
 def waterlevels(events: Sequence[Event]) -> list[Waterlevel]:

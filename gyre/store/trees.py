@@ -2,7 +2,9 @@
 
 import msgspec
 
-from gyre.core.records import ROLE_PRIORITY, CallRecord, RoleClass
+from gyre.core.records import CallRecord, RoleClass
+from gyre.trajectory.admission import admit
+from gyre.trajectory.tree import TrajectoryTree
 
 
 class LeafSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,19 +24,22 @@ class TreeSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tree_summary(records: list[CallRecord]) -> TreeSummary:
-    """Pure. Leaves by admission priority, then by seq. Records that are never targets are nodes, but own none."""
-    by_id = {record.call_id: record for record in records}
-    parents = {record.parent for record in records}
-    order = [*ROLE_PRIORITY, RoleClass.AUXILIARY]
-    ends = [record for record in records if record.call_id not in parents]
-    owned: set[str] = set()
-    leaves = []
-    for end in sorted(ends, key=lambda record: (order.index(record.role), record.seq)):
-        path = [end]
-        while path[-1].parent is not None:
-            path.append(by_id[path[-1].parent])
-        fresh = [record for record in path if record.call_id not in owned]
-        targets = 0 if end.role is RoleClass.AUXILIARY else sum(len(r.output_ids) for r in fresh if r.trainable)
-        owned |= {record.call_id for record in fresh}
-        leaves.append(LeafSummary(role=end.role, calls=len(path), targets=targets))
-    return TreeSummary(calls=len(records), nodes=len(records), leaves=leaves)
+    """Pure. Leaves in the order in which all would be admitted, then those that own no target, by commit order."""
+    if not records:
+        return TreeSummary()
+    tree = TrajectoryTree.from_records(records)
+    targets = {path.leaf_call_id: path.target_count for path in admit(tree, j_max=None, seed=0)}
+    rank = {call_id: position for position, call_id in enumerate(targets)}
+    leaves = sorted(tree.leaves(), key=lambda leaf: rank.get(leaf.call_id, len(rank)))
+    return TreeSummary(
+        calls=len(records),
+        nodes=len(tree),
+        leaves=[
+            LeafSummary(
+                role=leaf.record.role,
+                calls=len(tree.path_steps(leaf.call_id)),
+                targets=targets.get(leaf.call_id, 0),
+            )
+            for leaf in leaves
+        ],
+    )

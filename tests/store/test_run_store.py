@@ -65,7 +65,7 @@ def test_events_come_back_typed_and_in_order(path: Path) -> None:
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.integers(0, 2**31 - 1), st.floats(max_value=0, allow_nan=False, allow_infinity=False)), max_size=20

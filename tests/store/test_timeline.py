@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthetic_journal import K, journal
 
@@ -12,6 +12,7 @@ from gyre.store.timeline import role_spans, seconds_by_role, waterlevels
 
 
 @settings(max_examples=25, deadline=None)
+@example(29, 0)
 @given(st.integers(1, 300), st.integers(0, 5))
 def test_spans_tile_the_run(length: int, seed: int) -> None:
     """Also for a journal that ends anywhere, and when a second part follows."""
