@@ -14,5 +14,5 @@ for name, want in TESTS:
     if gave == want:
         passed += 1
     else:
-        print(f"FAIL {name}.py: {name}(2, 3) gave {gave}, want {want}")
+        print(f"FAIL {name}(2, 3) gave {gave}, want {want}")
 print(f"{passed} of {len(TESTS)} pass")
