@@ -36,13 +36,14 @@ STATUS: dict[Fault, int] = {
 
 
 class CallError(GyreError):
-    """A call that gets an error answer. `retry_after_s` is set for faults that pass."""
+    """A call answered with an error. `retry_after_s` is set for faults that pass, `final` for those that never do."""
 
-    def __init__(self, fault: Fault, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(self, fault: Fault, message: str, *, retry_after_s: int | None = None, final: bool = False) -> None:
         super().__init__(message)
         self.fault = fault
         self.message = message
         self.retry_after_s = retry_after_s
+        self.final = final
 
 
 class ContextOverflow(CallError):

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
@@ -83,7 +83,7 @@ class Router:
 
     async def generate(
         self, execution_id: str, prompt_ids: list[int], max_new_tokens: int, sampling: Sampling
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Samples one answer, over as many engines as it takes. Closing the iterator cancels it at the engine.
 
         Raises CallError (UNAVAILABLE) when no engine admits for `hold_s`, PromptMismatch, InvariantViolation.
@@ -176,7 +176,8 @@ class Router:
                     resting.clear()
                     route = self._choose(execution_id, resting)
         except TimeoutError:
-            self.transition_errors += 1
+            # Without routes it is a change of roles that takes too long; otherwise the engines themselves fail.
+            self.transition_errors += not self._routes
             message = f"No engine admitted this call for {self._limits.hold_s:g} s; try again."
             raise CallError(Fault.UNAVAILABLE, message, retry_after_s=5) from None
         finally:

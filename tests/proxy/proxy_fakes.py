@@ -34,8 +34,15 @@ def tool_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Lets the other tasks of this process run until the condition holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 class Script:
-    """What the policy says: prompt text → answer text. Shared by engines, so that a resumed call continues its answer."""
+    """What the policy says: prompt text → answer text. Engines share it, so a resumed call continues its answer."""
 
     def __init__(self, tokenizer: Any, answer: Callable[[str], str]) -> None:
         self.tokenizer = tokenizer
@@ -48,7 +55,7 @@ class Script:
         """The ids that follow, including the stop token."""
         for prompt, answer in reversed(self._plans):
             done = len(input_ids) - len(prompt)
-            if 0 < done and input_ids[: len(prompt)] == prompt and input_ids[len(prompt) :] == answer[:done]:
+            if done > 0 and input_ids[: len(prompt)] == prompt and input_ids[len(prompt) :] == answer[:done]:
                 return answer[done:]
         text = self.tokenizer.decode(input_ids)
         self.prompts.append(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_fakes import Link, Script, ScriptedEngine, logprob, make_tokenizer
+from proxy_fakes import Link, Script, ScriptedEngine, logprob, until
 
 from gyre import rpc
 from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
@@ -46,14 +46,9 @@ class World:
         assert [piece.finish for piece in pieces if piece.finish] == ["stop"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 @pytest.fixture
-def make_world(tokenizer: Any) -> Callable[..., World]:
-    return lambda *args, **kwargs: World(tokenizer, *args, **kwargs)
+def make_world(proxy_tokenizer: Any) -> Callable[..., World]:
+    return lambda *args, **kwargs: World(proxy_tokenizer, *args, **kwargs)
 
 
 def test_place_prefers_the_least_loaded_for_its_capacity() -> None:
@@ -154,8 +149,7 @@ async def test_T39_a_failing_engine_is_replaced(
     world.engines[0].fail, world.engines[0].fail_after = failure, after
     world.router.set_routes([route(0)])
     running = asyncio.create_task(world.call())
-    while not world.engines[0].requests:
-        await asyncio.sleep(0)
+    await until(lambda: world.engines[0].requests)
     world.router.set_routes([route(0), route(-1)])
     world.check(await running)
 
@@ -170,8 +164,7 @@ async def test_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) 
     world.engines[0].step = never
     world.router.set_routes([route(0)])
     running = asyncio.create_task(world.call())
-    while not world.engines[0].requests:
-        await asyncio.sleep(0)
+    await until(lambda: world.engines[0].requests)
     world.router.set_routes([route(0), route(-1)])
     world.check(await running)
     assert len(world.engines[0].cancelled) >= 1
@@ -180,8 +173,7 @@ async def test_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) 
 async def test_a_call_is_held_until_an_engine_admits(make_world: Callable[..., World]) -> None:
     world = make_world([0])
     running = asyncio.create_task(world.call())
-    while not world.router.held:
-        await asyncio.sleep(0)
+    await until(lambda: world.router.held)
     world.router.set_routes([route(0)])
     world.check(await running)
     assert world.router.held == 0
@@ -210,8 +202,7 @@ async def test_T15_the_prompt_check_holds_after_a_move(make_world: Callable[...,
     world.engines[1].corrupt_prompt = True
     world.router.set_routes([route(0)])
     running = asyncio.create_task(world.call())
-    while not world.engines[0].requests:
-        await asyncio.sleep(0)
+    await until(lambda: world.engines[0].requests)
     world.router.set_routes([route(1)])
     with pytest.raises(PromptMismatch):
         await running
@@ -231,14 +222,11 @@ async def test_leaving_the_iterator_cancels_at_the_engine(make_world: Callable[.
     stream = world.router.generate("e", PROMPT, 100, world.sampling)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
-    while not world.engines[0].cancelled:
-        await asyncio.sleep(0)
+    await until(lambda: world.engines[0].cancelled)
     assert world.router.running_by_cell() == {}
 
 
-async def test_T15_calls_move_between_engine_processes(
-    make_world: Callable[..., World], tmp_path: Path
-) -> None:
+async def test_T15_calls_move_between_engine_processes(make_world: Callable[..., World], tmp_path: Path) -> None:
     """The same over the real RPC, where one engine's server dies in the middle of an answer."""
     world = make_world([0, 1])
     reached = asyncio.Event()

@@ -59,8 +59,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: int
     output: int
+    """Reasoning included; it is not counted on its own."""
     cached: int = 0
-    reasoning: int = 0
 
 
 class TurnHead(msgspec.Struct, frozen=True, kw_only=True):

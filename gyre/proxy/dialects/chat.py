@@ -172,7 +172,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.output,
         "total_tokens": usage.prompt + usage.output,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 
 

@@ -40,7 +40,8 @@ def _usage(usage: Usage) -> Json:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        # The schema wants the field; reasoning is counted as output and not on its own.
+        "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt + usage.output,
     }
 

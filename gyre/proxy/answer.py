@@ -1,0 +1,102 @@
+"""Writes one HTTP answer from the events of a call, while they happen.
+
+The status line waits for the first event or, when streaming, at most `keepalive_s`: so a call that fails early is
+answered with a proper status, and a slow one with headers and keep-alive events. A client that goes away is noticed at
+once, and the call learns of it.
+"""
+
+import asyncio
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gyre.proxy.call import Call, Reader
+from gyre.proxy.dialects.base import Dialect, RequestFacts, TurnEnd
+from gyre.proxy.errors import STATUS, CallError
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class CallAnswer:
+    """An ASGI response."""
+
+    def __init__(self, call: Call, dialect: Dialect, facts: RequestFacts, keepalive_s: float) -> None:
+        self._call = call
+        self._dialect = dialect
+        self._facts = facts
+        self._keepalive_s = keepalive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        with self._call.follow() as reader:
+            writing = asyncio.ensure_future(
+                self._stream(reader, send) if self._facts.stream else self._whole(reader, send)
+            )
+            leaving = asyncio.ensure_future(_disconnected(receive))
+            try:
+                await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if writing.done():
+                    writing.result()
+            finally:
+                writing.cancel()
+                leaving.cancel()
+
+    async def _whole(self, reader: Reader, send: Send) -> None:
+        try:
+            while True:
+                for event in await reader.next(None):
+                    if isinstance(event, TurnEnd):
+                        body = self._dialect.response(self._facts, self._call.head, event)
+                        await _send_response(Response(msgspec.json.encode(body), media_type="application/json"), send)
+                        return
+        except CallError as error:
+            await _send_response(error_response(self._dialect, error), send)
+
+    async def _stream(self, reader: Reader, send: Send) -> None:
+        encoder = self._dialect.encoder(self._facts, self._call.head)
+        started = ended = False
+        while not ended:
+            try:
+                events = await reader.next(self._keepalive_s)
+            except CallError as error:
+                if not started:
+                    await _send_response(error_response(self._dialect, error), send)
+                    return
+                await send({"type": "http.response.body", "body": encoder.error(error), "more_body": True})
+                break
+            out = b"" if started else encoder.start()
+            for event in events:
+                ended = isinstance(event, TurnEnd)
+                out += encoder.end(event) if isinstance(event, TurnEnd) else encoder.delta(event)
+            if not events:
+                out += encoder.keep_alive()
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                started = True
+            await send({"type": "http.response.body", "body": out, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def error_response(dialect: Dialect, error: CallError) -> Response:
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.final:
+        headers["x-should-retry"] = "false"
+    body = msgspec.json.encode(dialect.error_body(error))
+    return Response(body, STATUS[error.fault], headers, media_type="application/json")
+
+
+async def _send_response(response: Response, send: Send) -> None:
+    start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,58 @@
+"""What the sessions of one worker share."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+
+from gyre.core.clock import Clock
+from gyre.core.records import CallRecord
+from gyre.engines.base import Sampling
+from gyre.proxy.router import Router
+from gyre.store import RunStore
+from gyre.trajectory.render import ChatRenderer
+
+
+class RecordSink(Protocol):
+    async def put(self, record: CallRecord) -> None:
+        """When it returns, the record survives the death of this process."""
+        ...
+
+
+class StoreSink:
+    """Writes records to the run database from one thread, so that no session waits for another's disk."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
+
+    async def put(self, record: CallRecord) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._store.put_record, record)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._store.close()
+
+
+class CallBounds(msgspec.Struct, frozen=True, kw_only=True):
+    max_context: int
+    """Tokens of prompt plus answer."""
+    max_new_tokens: int
+    running: int
+    """Calls of one session at a time."""
+
+    def new_tokens(self, prompt_tokens: int, asked: int | None) -> int:
+        """How long an answer may be; below 1 when the prompt leaves no room."""
+        room = self.max_context - prompt_tokens
+        return min(self.max_new_tokens, room, room if asked is None else asked)
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    renderer: ChatRenderer
+    router: Router
+    sink: RecordSink
+    clock: Clock
+    sampling: Sampling
+    bounds: CallBounds
+    coalesce_s: float

@@ -1,0 +1,75 @@
+"""Listening sockets and the HTTP server that runs inside the worker's event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gyre.core.errors import ConfigError
+from gyre.proxy.config import ProxyConfig
+
+
+def listeners(config: ProxyConfig) -> list[socket.socket]:
+    """Bound sockets of the HTTP routes. Raises ConfigError when an address is taken or cannot be used."""
+    found = []
+    if config.socket:
+        Path(config.socket).unlink(missing_ok=True)
+        found.append(_bind(socket.AF_UNIX, config.socket))
+        # Harnesses run as other users inside their sandboxes; path and key are what protects a session.
+        Path(config.socket).chmod(0o666)
+    if config.port is not None:
+        found.append(_bind(socket.AF_INET, (config.host, config.port)))
+    if not found:
+        raise ConfigError("The proxy needs a socket or a port to listen on.")
+    return found
+
+
+def _bind(family: socket.AddressFamily, address: Any) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"The proxy cannot listen on {address}: {error}.") from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serving = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.serving.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Signals belong to the launcher, which ends the worker in order.
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve_http(app: ASGIApp, sockets: list[socket.socket]) -> AsyncIterator[None]:
+    """Serves `app` on bound sockets while the context is open."""
+    settings = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1
+    )
+    server = _Server(settings)
+    running = asyncio.create_task(server.serve(sockets))
+    started = asyncio.create_task(server.serving.wait())
+    await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    if running.done():
+        running.result()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await running

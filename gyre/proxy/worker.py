@@ -1,0 +1,69 @@
+"""The proxy worker process: HTTP for harnesses, RPC for the controller, engines and the run database behind."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gyre.core.clock import SystemClock
+from gyre.core.errors import ConfigError
+from gyre.engines.base import Engine
+from gyre.harnesses import load_profile
+from gyre.launch.base import WorkerContext
+from gyre.proxy.base import ProxyControl
+from gyre.proxy.config import ProxyConfig
+from gyre.proxy.control import Proxy
+from gyre.proxy.http import Door, create_app
+from gyre.proxy.router import Router, RouterLimits
+from gyre.proxy.services import CallBounds, Services, StoreSink
+from gyre.proxy.serving import listeners, serve_http
+from gyre.rpc import connect, serve
+from gyre.store import RunDir
+from gyre.trajectory.render import ChatRenderer
+
+
+async def main(config: ProxyConfig, context: WorkerContext) -> None:
+    """Serves until cancelled. Raises ConfigError when the tokenizer cannot be read or an address is taken."""
+    renderer = ChatRenderer(load_tokenizer(config.tokenizer_dir), config.family, thinking=config.thinking)
+    limits = RouterLimits(hold_s=config.hold_timeout_s, stall_s=config.stall_timeout_s, drain_s=config.drain_timeout_s)
+    router = Router(lambda address: connect(Engine, address, context.secret), limits)
+    sink = StoreSink(RunDir.open(Path(config.run_dir)).open_store())
+    stops = sorted({*config.sampling.stop_token_ids, *renderer.stop_token_ids})
+    services = Services(
+        renderer=renderer,
+        router=router,
+        sink=sink,
+        clock=SystemClock(),
+        sampling=msgspec.structs.replace(config.sampling, stop_token_ids=stops),
+        bounds=CallBounds(
+            max_context=config.max_context,
+            max_new_tokens=config.max_new_tokens,
+            running=config.max_calls_per_session,
+        ),
+        coalesce_s=config.coalesce_s,
+    )
+    door = Door()
+    proxy = Proxy(services, door, load_profile)
+    app = create_app(door, keepalive_s=config.keepalive_s, max_body_bytes=config.max_body_bytes)
+    try:
+        async with serve_http(app, listeners(config)):
+            server = await serve(proxy, ProxyControl, context.address, context.secret)
+            context.ready()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await server.stop()
+                await proxy.close()
+    finally:
+        await router.close()
+        sink.close()
+
+
+def load_tokenizer(directory: str) -> Any:
+    """The policy's fast tokenizer, from disk only."""
+    from transformers import AutoTokenizer  # heavy: only the worker needs it
+
+    if not Path(directory).is_dir():
+        raise ConfigError(f"tokenizer_dir {directory} does not exist; it must hold the policy's tokenizer.")
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True)

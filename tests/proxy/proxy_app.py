@@ -1,0 +1,102 @@
+"""The whole proxy over HTTP with scripted engines, in this process."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+from proxy_fakes import Link, Script, ScriptedEngine
+
+from gyre.core.clock import SystemClock
+from gyre.core.records import CallRecord, SessionAccess
+from gyre.engines.base import Sampling
+from gyre.proxy.base import EngineRoute, SessionSpec
+from gyre.proxy.control import Proxy
+from gyre.proxy.http import Door, create_app
+from gyre.proxy.router import Router, RouterLimits
+from gyre.proxy.services import CallBounds, Services
+from gyre.proxy.serving import serve_http
+from gyre.proxy.session import Session
+from gyre.trajectory.render import ChatRenderer
+from gyre.trajectory.roles import RoleMarkers
+
+
+class MemorySink:
+    def __init__(self) -> None:
+        self.records: list[CallRecord] = []
+        self.fail: Exception | None = None
+
+    async def put(self, record: CallRecord) -> None:
+        if self.fail is not None:
+            raise self.fail
+        self.records.append(record)
+
+
+class FakeProfile(msgspec.Struct, frozen=True):
+    markers: RoleMarkers = RoleMarkers(
+        sub_agent_headers=["x-claude-code-agent-id"],
+        agent_id_headers=["x-claude-code-agent-id"],
+        auxiliary_models=["small-model"],
+    )
+    canned_answers: Mapping[str, str] = msgspec.field(default_factory=lambda: {"small-model": "A title"})
+
+
+class App:
+    """`base` is the URL of the HTTP server."""
+
+    def __init__(
+        self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
+        running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
+    ) -> None:  # fmt: skip
+        self.script = Script(tokenizer, answer)
+        self.engines = {cell: ScriptedEngine(self.script, version=cell) for cell in range(cells)}
+        renderer = ChatRenderer(tokenizer, "qwen3", thinking=False)
+        limits = RouterLimits(hold_s=hold_s, stall_s=10.0, drain_s=1.0, retry_s=0.02)
+        self.router = Router(lambda address: Link(self.engines[int(address[4:])]), limits)
+        self.sink = MemorySink()
+        services = Services(
+            renderer=renderer,
+            router=self.router,
+            sink=self.sink,
+            clock=SystemClock(),
+            sampling=Sampling(stop_token_ids=renderer.stop_token_ids),
+            bounds=CallBounds(max_context=max_context, max_new_tokens=4000, running=running),
+            coalesce_s=coalesce_s,
+        )
+        door = Door()
+        self.proxy = Proxy(services, door, lambda name: FakeProfile())
+        self.asgi = create_app(door, keepalive_s=keepalive_s, max_body_bytes=max_body_bytes)
+        self.base = ""
+        self.access = SessionAccess(path="", api_key="")
+
+    def route(self, cell: int) -> EngineRoute:
+        return EngineRoute(cell=cell, address=f"mem:{cell}", capacity=8)
+
+    def session(self, execution_id: str = "g0-0") -> Session:
+        return self.proxy._sessions[execution_id]
+
+    @property
+    def url(self) -> str:
+        return self.base + self.access.path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.access.api_key}"}
+
+
+@contextlib.asynccontextmanager
+async def running_app(tokenizer: Any, answer: Callable[[str], str], **settings: Any) -> AsyncIterator[App]:
+    """An app with one open session, g0-0, and every engine admitting."""
+    defaults = {
+        "cells": 1, "keepalive_s": 5.0, "max_context": 100_000, "running": 8, "coalesce_s": 0.0, "hold_s": 5.0,
+    }  # fmt: skip
+    app = App(tokenizer, answer, **{**defaults, **settings})
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    async with serve_http(app.asgi, [listener]):
+        app.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app.access = await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake"))
+        app.router.set_routes([app.route(cell) for cell in app.engines])
+        yield app
+        await app.proxy.close()
