@@ -1,7 +1,7 @@
 """What megatron-core 0.16.1 needs in order to train without CUDA. With CUDA, `install` changes nothing.
 
 Megatron asks torch for "the current CUDA device" wherever it allocates, so that one question is answered with the CPU.
-Three of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
+A few of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
 One function asserts a CUDA type name and is replaced. Nothing is patched per operator, so a forward or backward pass
 costs what it costs without this module (notes/training.md §2.3; measured in tests/platform/test_cpu.py).
 """
@@ -18,6 +18,7 @@ _HARD_CODED = (
     "megatron.core.optimizer.optimizer",
     "megatron.core.optimizer.clip_grads",
     "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.utils",
 )
 """Modules that allocate with a literal `device="cuda"` on the paths that Gyre uses."""
 

@@ -25,7 +25,6 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     beta2: float = 0.95
     epsilon: float = 1e-15
     weight_decay: float = 0.01
-    """Not applied to one-dimensional parameters."""
     clip_norm: float = 1.0
     """Global gradient norm above which the gradient is scaled down."""
 

@@ -3,6 +3,10 @@
 Importing this package makes megatron-core importable on a machine without CUDA.
 """
 
+import warnings
+
 from gyre.platform.cpu import install
 
+# Megatron says at import, module by module, that it falls back to torch; Gyre asks for exactly that.
+warnings.filterwarnings("ignore", message="(Apex|Transformer Engine)", category=UserWarning)
 install()

@@ -92,6 +92,7 @@ def _transformer_config(hf: Any, tensor: int, pipeline: int, dtype: torch.dtype)
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
+        cuda_graph_scope=[],
     )
 
 

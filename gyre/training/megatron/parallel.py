@@ -5,16 +5,21 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
+from gyre.core.errors import InvariantViolation
 from gyre.training.config import ParallelConfig
 
 
-def initialize(layout: ParallelConfig, rank: int, store: Store, timeout_s: float) -> None:
-    """Joins the cell's ranks 0..ranks−1; all of them call this. `store` is private to the cell and this incarnation."""
+def initialize(layout: ParallelConfig, rank: int, name: str, store: Store, timeout_s: float = 600.0) -> None:
+    """Joins ranks 0..ranks−1 of a cell; all of them call this with the same `name`, which no other cell and no earlier
+    incarnation of this one has used. Once per process."""
+    if dist.is_initialized():
+        raise InvariantViolation("a process holds one training rank: its process groups are already set up")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=timeout_s)
+        backend, store=PrefixStore(name, store), rank=rank, world_size=layout.ranks, timeout=timeout
     )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
@@ -24,5 +29,6 @@ def initialize(layout: ParallelConfig, rank: int, store: Store, timeout_s: float
 
 
 def shutdown() -> None:
+    """Leaves the cell; a test may then initialise again."""
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()

@@ -1,0 +1,96 @@
+"""Checkpoints: a directory that is a Hugging Face model plus what training needs to go on exactly.
+
+    config.json, tokenizer files   copied from the model that training started from
+    model.safetensors              parameters, Hugging Face names and shapes
+    optimizer.safetensors          Adam moments under "<moment>/<parameter>", and the torch RNG state
+    trainer.json                   version and number of updates
+
+The layout is that of the model, not of the ranks: a run may resume with another parallel layout. A directory appears
+whole, by rename, or not at all.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from gyre.core.errors import ConfigError
+
+_RNG = "rng/torch"
+_NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a checkpoint holds, in memory."""
+
+    version: int
+    steps: int
+    """Adam updates; equals `version` when the run began with version 0."""
+    parameters: dict[str, torch.Tensor]
+    moments: dict[str, dict[str, torch.Tensor]]
+    rng: torch.Tensor
+
+
+def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
+    """Writes `directory`, replacing what was there. `model_dir` gives config and tokenizer."""
+    target = Path(directory)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for file in Path(model_dir).iterdir():
+        if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, partial / file.name)
+    moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
+    save_file(_plain(checkpoint.parameters), partial / "model.safetensors", metadata={"format": "pt"})
+    save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / "optimizer.safetensors")
+    (partial / "trainer.json").write_text(json.dumps({"version": checkpoint.version, "steps": checkpoint.steps}))
+    for file in (*partial.iterdir(), partial):
+        _sync(file)
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(partial, target)
+    _sync(target.parent)
+
+
+def read(directory: str) -> Checkpoint:
+    """Raises ConfigError when the directory is not a whole checkpoint."""
+    source = Path(directory)
+    try:
+        counters = json.loads((source / "trainer.json").read_text())
+        parameters = load_file(source / "model.safetensors")
+        rest = load_file(source / "optimizer.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{directory} is not a checkpoint that training can go on from: {error}") from error
+    rng = rest.pop(_RNG)
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in rest.items():
+        moment, _, name = key.partition("/")
+        moments.setdefault(moment, {})[name] = tensor
+    return Checkpoint(
+        version=counters["version"], steps=counters["steps"], parameters=parameters, moments=moments, rng=rng
+    )
+
+
+def read_initial(model_dir: str) -> dict[str, torch.Tensor]:
+    """The safetensors weights of a Hugging Face directory, in fp32. Raises ConfigError when there are none."""
+    files = sorted(Path(model_dir).glob("model*.safetensors"))
+    if not files:
+        raise ConfigError(f"{model_dir} has no model*.safetensors: convert the weights to safetensors first")
+    return {name: tensor.float() for file in files for name, tensor in load_file(file).items()}
+
+
+def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

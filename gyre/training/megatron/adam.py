@@ -1,0 +1,76 @@
+"""The one optimizer of a run: Megatron's Adam on the core, with its moments in Hugging Face layout for checkpoints."""
+
+from collections.abc import Mapping
+
+import torch
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+
+from gyre.training.config import OptimizerConfig
+from gyre.training.megatron.replica import Replica
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Adam:
+    """Acts on a replica's parameters and gradient. All ranks of the core have one."""
+
+    def __init__(self, replica: Replica, config: OptimizerConfig) -> None:
+        self._replica = replica
+        self._optimizer = get_megatron_optimizer(
+            MegatronOptimizerConfig(
+                optimizer="adam",
+                lr=config.learning_rate,
+                adam_beta1=config.beta1,
+                adam_beta2=config.beta2,
+                adam_eps=config.epsilon,
+                weight_decay=config.weight_decay,
+                clip_grad=config.clip_norm,
+                params_dtype=torch.float32,
+            ),
+            [replica.ddp],
+        )
+
+    def step(self) -> float:
+        """Clips, updates the parameters, and returns the global gradient norm before clipping."""
+        _, norm, _ = self._optimizer.step()
+        for parameter in self._replica.parameters.values():
+            parameter.grad = None
+        return float(norm)
+
+    @property
+    def steps(self) -> int:
+        """Updates taken so far."""
+        return next((int(state["step"]) for state in self._state.values()), 0)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every moment that has storage; empty before the first step."""
+        return [state[moment] for state in self._state.values() for moment in MOMENTS]
+
+    def whole_moments(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Moment → Hugging Face name → whole tensor; empty before the first step. Collective over the cell."""
+        if not self._state:
+            return {}
+        local = {
+            moment: {name: self._state[p][moment] for name, p in self._replica.parameters.items()} for moment in MOMENTS
+        }
+        return {moment: self._replica.whole(tensors) for moment, tensors in local.items()}
+
+    def load(self, steps: int, moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """The inverse of `whole_moments` at `steps` updates."""
+        self._state.clear()
+        if not steps:
+            return
+        for parameter in self._replica.parameters.values():
+            state = {moment: torch.zeros_like(parameter, dtype=torch.float32) for moment in MOMENTS}
+            self._state[parameter] = {"step": torch.tensor(float(steps)), **state}
+        for moment in MOMENTS:
+            into = {name: self._state[p][moment] for name, p in self._replica.parameters.items()}
+            self._replica.scatter(moments[moment], into)
+
+    @property
+    def _state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        (only,) = self._optimizer.chained_optimizers
+        state: dict[torch.Tensor, dict[str, torch.Tensor]] = only.optimizer.state
+        return state

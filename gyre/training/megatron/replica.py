@@ -1,0 +1,80 @@
+"""One rank's replica of the policy: parameters and one gradient, in Megatron's buffers, wakeable and sleepable."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+from gyre.core.errors import InvariantViolation
+from gyre.training.megatron import weights
+from gyre.training.megatron.model import build_model, read_config
+from gyre.training.megatron.pack import pack_rows
+from gyre.training.memory import Parking
+from gyre.trajectory.microstep import Row
+
+
+class Replica:
+    """Parameters are undefined until `scatter`. All methods run in the training thread."""
+
+    def __init__(self, model_dir: str, temperature: float) -> None:
+        self.model = build_model(read_config(model_dir), temperature)
+        weights.mark_shards(self.model)
+        self.ddp = DistributedDataParallel(
+            self.model.config,
+            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
+            self.model,
+        )
+        self.parameters: dict[str, torch.Tensor] = dict(self.model.named_parameters())
+        self._parking = Parking()
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """The flat fp32 gradient buffers; every parameter's gradient is a view into one of them."""
+        return [buffer.grad_data for buffer in self.ddp.buffers + self.ddp.expert_parallel_buffers]
+
+    def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """log π of the targets of each row, one [targets] tensor a row, from one packed forward pass."""
+        pack = pack_rows(rows, self.model.device)
+        if not pack.tokens:
+            return [torch.empty(0, device=self.model.device) for _ in rows]
+        return list(torch.split(self.ddp(pack), list(pack.row_targets)))
+
+    def zero_gradients(self) -> None:
+        self.ddp.zero_grad_buffer()
+
+    def snapshot_gradients(self) -> list[torch.Tensor]:
+        return [gradient.clone() for gradient in self.gradients]
+
+    @torch.no_grad()
+    def restore_gradients(self, snapshot: Sequence[torch.Tensor]) -> None:
+        """Puts the gradient back to a snapshot, also after a backward pass that stopped half-way."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for gradient, old in zip(self.gradients, snapshot, strict=True):
+            gradient.copy_(old)
+
+    def finish_gradients(self) -> None:
+        """Completes the gradient inside the cell: sums over data-parallel ranks, tied embeddings over first and last
+        stage, q/k norms over tensor-parallel ranks. Once per batch, on every rank of the cell."""
+        finalize_model_grads([self.ddp])
+
+    def scatter(self, whole: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Takes this rank's part of whole Hugging Face tensors, into the parameters or into tensors shaped like them.
+        Raises WeightsUnavailable."""
+        weights.scatter(self.model, whole, self.parameters if into is None else into)
+
+    def whole(self, local: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """Hugging Face tensors of the parameters, or of tensors shaped like them; complete on rank 0 of the cell and
+        empty elsewhere. Collective over the cell."""
+        return weights.gather(self.model, self.parameters if local is None else local)
+
+    def sleep(self, keep_parameters: bool, optimizer_state: Sequence[torch.Tensor]) -> None:
+        """Frees the gradient, and the parameters unless they are kept in host memory with the optimizer state."""
+        if self._parking.released:
+            raise InvariantViolation("the replica is already asleep")
+        self._parking.release(self.gradients, keep=False)
+        self._parking.release(self.parameters.values(), keep=keep_parameters)
+        self._parking.release(optimizer_state, keep=True)
+
+    def wake(self) -> None:
+        self._parking.restore()

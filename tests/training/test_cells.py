@@ -1,0 +1,159 @@
+"""Two cells as real processes: any split of a batch gives the parameters of one cell doing everything."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from training_cases import make_executions, micro_step, trainer_config
+
+from gyre.core.errors import GroupBroken, NotReady
+from gyre.launch.base import Process, ProcessSpec
+from gyre.launch.local import LocalLauncher
+from gyre.rpc import Connection, connect
+from gyre.training.base import Trainer
+from gyre.training.groups import StoreServer
+from gyre.training.objective import ObjectiveConfig
+from gyre.transport.shm import ShmTransport
+
+NEVER_CLIP = ObjectiveConfig(clip_low=0.0, clip_high=1e9)
+"""The behaviour log-probs of these batches are those of version 0; the real edges would clip every later version."""
+SHAPES = [[30, 17, 8], [22], [12, 12], [9, 26], [40], [15, 15, 15]]
+
+
+class Cells:
+    """The controller's side of the trainers of two cells."""
+
+    def __init__(self, root: Path, model_dir: str, store: StoreServer) -> None:
+        self.transport = ShmTransport(str(root / "weights"))
+        self._root, self._model_dir, self._store = root, model_dir, store
+        self._launcher = LocalLauncher(root / "logs")
+        self._connections: list[Connection[Trainer]] = []
+        self.processes: dict[int, Process] = {}
+        self.trainers: dict[int, Trainer] = {}
+
+    async def start(self, cell: int, name: str) -> None:
+        config = trainer_config(
+            cell, self._model_dir, str(self._root / "weights"), self._store, group_timeout_s=2.0, objective=NEVER_CLIP
+        )
+        spec = ProcessSpec(
+            name=name,
+            entry="gyre.training.worker:main",
+            config=msgspec.Raw(msgspec.json.encode(config)),
+            env={"OMP_NUM_THREADS": "1"},
+        )
+        self.processes[cell] = await self._launcher.start(spec)
+        connection = connect(Trainer, self.processes[cell].address, self._launcher.secret)
+        self._connections.append(connection)
+        self.trainers[cell] = connection.stub
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+        await self._launcher.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cells(tmp_path_factory: pytest.TempPathFactory, model_dir: str, store: StoreServer) -> AsyncIterator[Cells]:
+    root = tmp_path_factory.mktemp("cells")
+    (root / "logs").mkdir()
+    started = Cells(root, model_dir, store)
+    try:
+        await asyncio.gather(started.start(0, "trainer-0"), started.start(1, "trainer-1"))
+        yield started
+    finally:
+        await started.close()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def enter(cells: Cells, version: int) -> None:
+    """Both cells join the batch that trains `version`."""
+    core, satellite = cells.trainers[0], cells.trainers[1]
+    await asyncio.gather(core.wake(), satellite.wake())
+    await core.join(version, None)
+    await satellite.join(version, await core.publish())
+
+
+async def test_any_split_equals_one_cell(cells: Cells, make_trainer: Any, hf_model: Any) -> None:
+    """Three updates: uneven split, a satellite without micro-steps, a satellite that does everything."""
+    batches = [make_executions(20 + step, hf_model, SHAPES, raw=len(SHAPES)) for step in range(3)]
+    alone = make_trainer(cell=0, objective=NEVER_CLIP)
+    alone.wake()
+    for version, (batch, mine) in enumerate(zip(batches, (2, 6, 0), strict=True)):
+        alone.join(version, None)
+        reference = alone.micro_step(micro_step("all", batch))
+        alone.reduce(0, 1)
+        expected = alone.optimizer_step()
+
+        await enter(cells, version)
+        core, satellite = cells.trainers[0], cells.trainers[1]
+        work = [core.micro_step(micro_step(f"c{i}", [e])) for i, e in enumerate(batch[:mine])]
+        work += [satellite.micro_step(micro_step("s", batch[mine:], rows_per_pack=2))] if batch[mine:] else []
+        results = await asyncio.gather(*work)
+        await asyncio.gather(*(cells.trainers[cell].reduce(version, 2) for cell in (0, 1)))
+        stats = await core.optimizer_step()
+
+        assert sum(result.loss for result in results) == pytest.approx(reference.loss, rel=1e-5)
+        assert stats.version == expected.version == version + 1
+        assert stats.grad_norm > 0.01
+        assert stats.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+        published = cells.transport.pull(await core.publish())
+        for name, tensor in alone._replica.whole().items():
+            error = (published[name] - tensor.detach()).norm() / tensor.detach().norm()
+            assert float(error) <= 1e-6, (version, name)
+        alone._replica.scatter(published)
+
+
+async def test_the_satellite_cannot_go_on_after_the_reduction_without_joining(cells: Cells) -> None:
+    with pytest.raises(NotReady, match="cell 1 is awake"):
+        await cells.trainers[1].micro_step(micro_step("m", []))
+
+
+async def test_a_missing_member_is_a_typed_error_and_the_gradient_survives(cells: Cells, hf_model: Any) -> None:
+    await enter(cells, 3)
+    core, satellite = cells.trainers[0], cells.trainers[1]
+    batch = make_executions(30, hf_model, [[20], [14]], raw=2)
+    await core.micro_step(micro_step("c", batch[:1]))
+    with pytest.raises(GroupBroken, match=r"cell 0 waited .* cells 0\.\.1 in generation 10"):
+        await core.reduce(10, 2)
+    await satellite.micro_step(micro_step("s", batch[1:]))
+    await asyncio.gather(core.reduce(11, 2), satellite.reduce(11, 2))
+    assert (await core.optimizer_step()).version == 4
+
+
+async def test_a_killed_satellite_is_replaced_by_a_new_process(cells: Cells, hf_model: Any) -> None:
+    await enter(cells, 4)
+    core = cells.trainers[0]
+    batch = make_executions(31, hf_model, [[20], [14]], raw=2)
+    await core.micro_step(micro_step("c", batch[:1]))
+    await cells.processes[1].stop(grace_s=0.0)
+    with pytest.raises(GroupBroken):
+        await core.reduce(12, 2)
+    await core.micro_step(micro_step("given back", batch[1:]))
+    await core.reduce(13, 1)
+    assert (await core.optimizer_step()).version == 5
+    await cells.start(1, "trainer-1-again")
+    await enter(cells, 5)
+    await cells.trainers[1].micro_step(micro_step("s", batch))
+    await asyncio.gather(core.reduce(14, 2), cells.trainers[1].reduce(14, 2))
+    assert (await core.optimizer_step()).grad_norm > 0
+
+
+async def test_a_long_step_does_not_block_the_rpc_loop(cells: Cells, hf_model: Any) -> None:
+    """Two calls to one trainer are in flight together and finish in order."""
+    await enter(cells, 6)
+    batch = make_executions(32, hf_model, [[60] * 8], raw=1)
+    finished: list[str] = []
+
+    async def note(name: str, call: Any) -> None:
+        await call
+        finished.append(name)
+
+    core = cells.trainers[0]
+    await asyncio.gather(note("step", core.micro_step(micro_step("c", batch))), note("score", core.score([1, 2, 3])))
+    assert finished == ["step", "score"]

@@ -1,0 +1,136 @@
+"""The Megatron model equals the Hugging Face model, and weights survive the round trip."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import HashStore
+from training_cases import CONFIGS, hf_logprobs, make_model
+
+from gyre.core.errors import ConfigError, WeightsUnavailable
+from gyre.training.config import ParallelConfig
+from gyre.training.megatron import model as megatron_model
+from gyre.training.megatron import parallel
+from gyre.training.megatron.replica import Replica
+from gyre.trajectory.microstep import Row
+
+
+@pytest.fixture(autouse=True)
+def cell():
+    parallel.initialize(ParallelConfig(), 0, "cell", HashStore())
+    yield
+    parallel.shutdown()
+
+
+def every_token(ids: list[int]) -> Row:
+    targets = list(range(1, len(ids)))
+    return Row(ids_T=ids, targets=targets, logprobs=[0.0] * len(targets), versions=[0] * len(targets))
+
+
+def random_ids(seed: int, *lengths: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(256) for _ in range(n)] for n in lengths]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_round_trip_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
+    hf = make_model(name, tmp_path)
+    state = hf.state_dict()
+    replica = Replica(str(tmp_path), 1.0)
+    replica.scatter(state)
+
+    whole = replica.whole()
+    tied = {"lm_head.weight"} if hf.config.tie_word_embeddings else set()
+    assert set(whole) == set(state) - tied
+    assert all(torch.equal(whole[key], state[key]) for key in whole)
+
+    sequences = random_ids(1, 90, 3, 41)
+    with torch.no_grad():
+        ours = replica.logprobs([every_token(ids) for ids in sequences])
+        for ids, logprobs in zip(sequences, ours, strict=True):
+            assert float((logprobs - hf_logprobs(hf, ids)).abs().max()) <= 1e-5
+
+
+def test_gradients_of_a_pack_equal_those_of_transformers(tmp_path: Path) -> None:
+    hf = make_model("qwen3-tied", tmp_path)
+    replica = Replica(str(tmp_path), 1.0)
+    replica.scatter(hf.state_dict())
+    replica.zero_gradients()
+    sequences = random_ids(2, 40, 25)
+    torch.cat(replica.logprobs([every_token(ids) for ids in sequences])).sum().backward()
+    ours = replica.whole({name: p.main_grad for name, p in replica.parameters.items()})
+    torch.cat([hf_logprobs(hf, ids) for ids in sequences]).sum().backward()
+    for name, parameter in hf.named_parameters():
+        error = (ours[name] - parameter.grad).norm() / parameter.grad.norm()
+        assert float(error) <= 1e-5, name
+
+
+def test_only_targets_are_scored_and_tokens_after_the_last_are_left_out(model_dir: str, hf_model) -> None:
+    replica = Replica(model_dir, 1.0)
+    replica.scatter(hf_model.state_dict())
+    (ids,) = random_ids(3, 60)
+    row = Row(ids_T=ids, targets=[5, 17, 30], logprobs=[0.0] * 3, versions=[0] * 3)
+    empty = Row(ids_T=ids, targets=[], logprobs=[], versions=[])
+    seen = []
+    replica.ddp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].tokens))
+    with torch.no_grad():
+        nothing, some = replica.logprobs([empty, row])
+        assert torch.allclose(some, hf_logprobs(hf_model, ids)[[4, 16, 29]], atol=1e-5)
+        assert nothing.shape == (0,)
+        assert replica.logprobs([empty])[0].shape == (0,)
+    assert seen == [30], "a pack without targets needs no forward pass"
+
+
+def test_temperature_divides_logits(model_dir: str, hf_model) -> None:
+    replica = Replica(model_dir, 0.7)
+    replica.scatter(hf_model.state_dict())
+    (ids,) = random_ids(4, 30)
+    with torch.no_grad():
+        (ours,) = replica.logprobs([every_token(ids)])
+        logits = hf_model(input_ids=torch.tensor([ids])).logits[0, :-1] / 0.7
+    expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert torch.allclose(ours, expected, atol=1e-5)
+
+
+def test_logits_in_chunks_change_nothing(model_dir: str, hf_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica(model_dir, 1.0)
+    replica.scatter(hf_model.state_dict())
+    rows = [every_token(ids) for ids in random_ids(5, 50, 20)]
+    results = []
+    for chunk in (megatron_model.LOGIT_CHUNK, 7 * 256):
+        monkeypatch.setattr(megatron_model, "LOGIT_CHUNK", chunk)
+        replica.zero_gradients()
+        logprobs = torch.cat(replica.logprobs(rows))
+        logprobs.sum().backward()
+        results.append((logprobs.detach(), replica.snapshot_gradients()[0]))
+    assert torch.allclose(results[0][0], results[1][0], atol=1e-6)
+    assert torch.allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-5)
+
+
+def test_missing_or_misshapen_weights_are_named(model_dir: str, hf_model) -> None:
+    replica = Replica(model_dir, 1.0)
+    state = dict(hf_model.state_dict())
+    name = "model.layers.1.mlp.up_proj.weight"
+    with pytest.raises(WeightsUnavailable, match=name):
+        replica.scatter({key: value for key, value in state.items() if key != name})
+    with pytest.raises(WeightsUnavailable, match=name):
+        replica.scatter({**state, name: state[name][:-1]})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"hidden_act": "gelu"}, "hidden_act='gelu'"), ({"attention_bias": True}, "attention_bias=True")],
+)
+def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    make_model("qwen3", tmp_path)
+    config = type(CONFIGS["qwen3"]).from_pretrained(tmp_path)
+    config.update(change)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        Replica(str(tmp_path), 1.0)
+
+
+def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        Replica(str(tmp_path), 1.0)

@@ -1,0 +1,225 @@
+"""The life cycle of one training rank: phases, memory, score, publication, checkpoints, export."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from training_cases import hf_logprobs, make_executions, micro_step
+from transformers import AutoModelForCausalLM
+
+from gyre.core.errors import ConfigError, InvariantViolation, NotReady, WeightsUnavailable
+from gyre.training.config import OptimizerConfig
+from gyre.training.export import export_hf
+from gyre.training.objective import ObjectiveConfig
+from gyre.training.trainer import MegatronTrainer
+from gyre.transport.base import WeightRef
+
+
+def one_step(trainer: MegatronTrainer, hf_model, seed: int) -> float:
+    """One whole batch on the core alone; returns the gradient norm."""
+    trainer.wake()
+    trainer.join(trainer.version, None)
+    trainer.micro_step(micro_step("m", make_executions(seed, hf_model, [[30, 9], [24]], raw=2)))
+    trainer.reduce(0, 1)
+    return trainer.optimizer_step().grad_norm
+
+
+def parameters(trainer: MegatronTrainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer._replica.whole().items()}
+
+
+def test_a_step_changes_parameters_and_version(make_trainer, hf_model) -> None:
+    trainer = make_trainer()
+    before = parameters(trainer)
+    assert one_step(trainer, hf_model, 1) > 0
+    assert trainer.version == 1
+    after = parameters(trainer)
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_adam_equals_torch_with_clipping(make_trainer, hf_model) -> None:
+    never_clip = ObjectiveConfig(clip_low=0.0, clip_high=1e9)
+    trainer = make_trainer(
+        objective=never_clip, optimizer=OptimizerConfig(learning_rate=1e-3, epsilon=1e-6, clip_norm=0.1)
+    )
+    reference = {name: torch.nn.Parameter(p) for name, p in parameters(trainer).items()}
+    adam = torch.optim.AdamW(reference.values(), lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.01)
+    for seed in (1, 2):
+        trainer.wake()
+        trainer.join(trainer.version, None)
+        trainer.micro_step(micro_step("m", make_executions(seed, hf_model, [[30, 9]], raw=1)))
+        trainer.reduce(0, 1)
+        whole = trainer._replica.whole({n: p.main_grad for n, p in trainer._replica.parameters.items()})
+        for name, parameter in reference.items():
+            parameter.grad = whole[name].clone()
+        norm = torch.nn.utils.clip_grad_norm_(reference.values(), 0.1)
+        adam.step()
+        assert float(norm) > 0.1, "the test must clip"
+        assert trainer.optimizer_step().grad_norm == pytest.approx(float(norm), rel=1e-6)
+    for name, parameter in parameters(trainer).items():
+        assert torch.allclose(parameter, reference[name], rtol=1e-6, atol=1e-8), name
+
+
+def test_score_equals_transformers(make_trainer, hf_model) -> None:
+    trainer = make_trainer()
+    trainer.wake()
+    ids = [3, 250, 17, 17, 4, 99, 0, 1]
+    with torch.no_grad():
+        expected = hf_logprobs(hf_model, ids)
+    assert torch.allclose(torch.tensor(trainer.score(ids)), expected, atol=1e-5)
+
+
+def test_phases_are_enforced(make_trainer) -> None:
+    core = make_trainer(cell=0)
+    with pytest.raises(NotReady, match="cell 0 is asleep and cannot join: it must be awake or joined or reduced"):
+        core.join(0, None)
+    core.wake()
+    core.wake()
+    for call in (lambda: core.micro_step(micro_step("m", [])), lambda: core.reduce(0, 1), core.optimizer_step):
+        with pytest.raises(NotReady, match="cell 0 is awake"):
+            call()
+    with pytest.raises(InvariantViolation, match="version 0 and cannot join version 3"):
+        core.join(3, None)
+    core.join(0, None)
+    core.sleep()
+    core.sleep()
+    with pytest.raises(NotReady, match="asleep"):
+        core.score([1, 2])
+
+    satellite = make_trainer(cell=1)
+    satellite.wake()
+    with pytest.raises(NotReady, match="no weights"):
+        satellite.score([1, 2])
+    for call in (satellite.publish, satellite.optimizer_step, lambda: satellite.save("x"), lambda: satellite.load("x")):
+        with pytest.raises(NotReady, match="only the core"):
+            call()
+    with pytest.raises(InvariantViolation, match="version 0 with no weights"):
+        satellite.join(0, None)
+
+
+def test_a_satellite_pulls_what_the_core_published(make_trainer, hf_model) -> None:
+    core = make_trainer(cell=0)
+    one_step(core, hf_model, 4)
+    reference = core.publish()
+    assert reference.version == 1
+    expected, score = parameters(core), core.score([5, 6, 7, 8])
+
+    satellite = make_trainer(cell=1)
+    satellite.wake()
+    with pytest.raises(InvariantViolation, match="version 2 with weights of version 1"):
+        satellite.join(2, reference)
+    with pytest.raises(WeightsUnavailable):
+        satellite.join(1, WeightRef(version=1, uri=reference.uri + "-gone", checksum=reference.checksum))
+    with pytest.raises(NotReady, match="awake"):
+        satellite.micro_step(micro_step("m", []))
+    satellite.join(1, reference)
+    pulled = parameters(satellite)
+    assert all(torch.equal(pulled[name], expected[name]) for name in expected)
+    assert satellite.score([5, 6, 7, 8]) == score
+
+
+def storage_bytes(tensors) -> int:
+    return sum(t.untyped_storage().nbytes() for t in tensors)
+
+
+def test_sleep_frees_memory_and_wake_brings_it_back(make_trainer, hf_model) -> None:
+    core = make_trainer(cell=0)
+    one_step(core, hf_model, 5)
+    expected, reference = parameters(core), core.publish()
+    replica, adam = core._replica, core._adam
+    size = sum(p.numel() for p in replica.parameters.values())
+    assert storage_bytes(replica.gradients) == storage_bytes(replica.parameters.values()) == 4 * size
+    assert storage_bytes(adam.tensors) == 8 * size
+    core.sleep()
+    assert storage_bytes(replica.gradients) == 0
+    assert storage_bytes(replica.parameters.values()) == 4 * size, "the core keeps its parameters in host memory"
+    one_step(core, hf_model, 6)
+    uninterrupted = make_trainer(cell=0)
+    one_step(uninterrupted, hf_model, 5)
+    assert all(torch.equal(expected[n], p) for n, p in parameters(uninterrupted).items())
+
+    satellite = make_trainer(cell=1)
+    replica = satellite._replica
+    for _ in range(2):
+        assert storage_bytes([*replica.gradients, *replica.parameters.values()]) == 0
+        satellite.wake()
+        satellite.join(1, reference)
+        assert storage_bytes([*replica.gradients, *replica.parameters.values()]) == 8 * size
+        satellite.micro_step(micro_step("m", make_executions(7, hf_model, [[20]], raw=1)))
+        assert satellite._adam is None
+        assert replica.gradients[0].any()
+        satellite.sleep()
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_resume_is_exact(make_trainer, hf_model, tmp_path: Path, steps_before: int) -> None:
+    directory = str(tmp_path / "checkpoints" / "v2")
+    trainer = make_trainer()
+    for seed in range(steps_before):
+        one_step(trainer, hf_model, seed)
+    trainer.wake()
+    trainer.save(directory)
+    norms = [one_step(trainer, hf_model, seed) for seed in (10, 11)]
+    expected = parameters(trainer)
+
+    resumed = make_trainer()
+    resumed.wake()
+    assert resumed.load(directory) == steps_before
+    assert [one_step(resumed, hf_model, seed) for seed in (10, 11)] == norms
+    assert resumed.version == steps_before + 2
+    assert all(torch.equal(p, expected[name]) for name, p in parameters(resumed).items())
+
+
+def test_save_replaces_and_leaves_nothing_partial(make_trainer, hf_model, tmp_path: Path, monkeypatch) -> None:
+    target = tmp_path / "checkpoints" / "latest"
+    trainer = make_trainer()
+    trainer.wake()
+    trainer.save(str(target))
+    one_step(trainer, hf_model, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            trainer.save(str(target.with_name("other")))
+    assert not target.with_name("other").exists()
+    trainer.save(str(target))
+    assert trainer.load(str(target)) == 1
+
+
+def test_a_damaged_checkpoint_is_refused(make_trainer, tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.wake()
+    trainer.save(str(tmp_path / "c"))
+    (tmp_path / "c" / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ConfigError, match="not a checkpoint"):
+        trainer.load(str(tmp_path / "c"))
+
+
+def test_export_loads_in_transformers(make_trainer, hf_model, tmp_path: Path) -> None:
+    trainer = make_trainer()
+    one_step(trainer, hf_model, 3)
+    trainer.save(str(tmp_path / "checkpoint"))
+    export_hf(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
+    files = {file.name for file in (tmp_path / "exported").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= files
+    assert not files & {"optimizer.safetensors", "trainer.json"}
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    ids = list(range(40, 60))
+    with torch.no_grad():
+        assert torch.allclose(torch.tensor(trainer.score(ids)), hf_logprobs(exported, ids), atol=1e-5)
+    with pytest.raises(ConfigError, match="not empty"):
+        export_hf(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
+    with pytest.raises(ConfigError, match="not a checkpoint"):
+        export_hf(str(tmp_path), str(tmp_path / "elsewhere"))
+
+
+def test_a_gradient_that_is_not_finite_takes_no_step(make_trainer) -> None:
+    trainer = make_trainer()
+    trainer.wake()
+    trainer.join(0, None)
+    before = parameters(trainer)
+    trainer._replica.gradients[0][3] = float("inf")
+    trainer.reduce(0, 1)
+    with pytest.raises(InvariantViolation, match="not finite"):
+        trainer.optimizer_step()
+    assert trainer.version == 0
+    assert all(torch.equal(p, before[name]) for name, p in parameters(trainer).items())

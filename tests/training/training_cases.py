@@ -1,0 +1,119 @@
+"""Tiny models, trainer configs and micro-steps for the tests of the training plane."""
+
+import itertools
+import random
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+
+from gyre.training.config import OptimizerConfig, TrainerConfig
+from gyre.training.groups import StoreServer
+from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
+
+VOCABULARY = 256
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CONFIGS = {
+    "qwen3-tied": Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
+    "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama3-rope": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE),
+}
+
+
+def make_model(name: str, directory: Path) -> PreTrainedModel:
+    """A random model of CONFIGS, saved to `directory`. Norm weights are random too, so that a swap would show."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0, 0.2) if parameter.dim() == 1 else parameter.normal_(0.0, 0.08)
+    model.save_pretrained(directory)
+    (directory / "tokenizer_config.json").write_text("{}")
+    return model
+
+
+_incarnations = itertools.count()
+
+
+def trainer_config(
+    cell: int, model: object, transport_root: str, store: StoreServer, **changes: object
+) -> TrainerConfig:
+    fields = {
+        "cell": cell,
+        "cells": 2,
+        "model_dir": model,
+        "transport_root": transport_root,
+        "store": store.address,
+        "incarnation": next(_incarnations),
+        "optimizer": OptimizerConfig(learning_rate=1e-3),
+        "group_timeout_s": 20.0,
+    }
+    return TrainerConfig(**{**fields, **changes})
+
+
+def hf_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """log π(ids[t] | ids[:t]) for t = 1..T−1 by transformers, [T−1]."""
+    logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def make_row(rng: random.Random, model: PreTrainedModel, length: int, noise: float = 0.002) -> Row:
+    """A random row with about half of its tokens as targets and behaviour log-probs near the model's."""
+    ids = [rng.randrange(VOCABULARY) for _ in range(length)]
+    targets = sorted(rng.sample(range(1, length), length // 2))
+    with torch.no_grad():
+        exact = hf_logprobs(model, ids).tolist()
+    return Row(
+        ids_T=ids,
+        targets=targets,
+        logprobs=[exact[t - 1] + rng.gauss(0.0, noise) for t in targets],
+        versions=[rng.choice([0, 0, -1]) for _ in targets],
+    )
+
+
+def make_executions(seed: int, model: PreTrainedModel, shapes: list[list[int]], raw: int) -> list[ExecutionRows]:
+    """One execution per list of row lengths; `raw` is BN. Row lengths below 2 give rows without targets."""
+    rng = random.Random(seed)
+    made = []
+    for i, lengths in enumerate(shapes):
+        rows = [make_row(rng, model, n) for n in lengths]
+        targets = sum(len(row.targets) for row in rows)
+        made.append(
+            ExecutionRows(
+                execution_id=f"{seed}-{i}",
+                advantage=rng.choice([-1.3, -0.4, 0.6, 1.5]),
+                weight=1 / (raw * targets) if targets else 0.0,
+                rows=rows,
+            )
+        )
+    return made
+
+
+def micro_step(name: str, executions: list[ExecutionRows], rows_per_pack: int = 1000) -> MicroStep:
+    entries = [(i, r) for i, execution in enumerate(executions) for r in range(len(execution.rows))]
+    return MicroStep(
+        micro_step_id=name,
+        groups=[0],
+        executions=executions,
+        packs=[entries[a : a + rows_per_pack] for a in range(0, len(entries), rows_per_pack)],
+        tokens=sum(len(row.ids_T) for execution in executions for row in execution.rows),
+        cost=1.0,
+    )
