@@ -146,7 +146,7 @@ def test_T18_an_unparsed_call_stays_policy_text(tree, policy):
 
 
 def test_resent_first_turn_shares_its_whole_prompt(tree, policy):
-    first, _ = policy.ask(Conversation(HEAD, TOOLS), "one", trainable=False)
+    policy.ask(Conversation(HEAD, TOOLS), "one", trainable=False)
     second, emitted = policy.ask(Conversation(HEAD, TOOLS), "two")
     assert (second.parent, second.prefix_len, second.delta_ids) == ("c0", len(policy.prompts["c0"]), [])
     assert policy.prompts["c0"] == policy.prompts["c1"]
@@ -165,7 +165,7 @@ def test_concurrent_duplicates_commit_into_a_shared_prompt(tree, policy):
     record = tree.commit(two, sample, Message(role="assistant", text="b"), call_id="b")
     assert (record.parent, record.delta_ids) == ("a", [])
     assert tree.unique_tokens == before + 2
-    assert tree.path_ids("b") == two.input_ids + [7, 2]
+    assert tree.path_ids("b") == [*two.input_ids, 7, 2]
 
 
 def test_parallel_results_in_completion_order(tree, policy):
@@ -252,7 +252,7 @@ def test_records_round_trip(tree, policy):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_prefix_plus_delta_is_the_prompt_whatever_the_harness_does(renderer, tokenizer, data):
-    """Random walks over known conversations: continue, resend, branch, drop a tail, inject; and the tree stays exact."""
+    """Random walks over known conversations: continue, resend, branch, cut, inject; the tree stays exact."""
     tree = TrajectoryTree("e", renderer)
     policy = Policy(tree, renderer, tokenizer)
     known = [Conversation(HEAD, TOOLS), Conversation((system("sub"), user("look")), TOOLS)]

@@ -1,0 +1,246 @@
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trajectory_helpers import QWEN_SPECIALS, TOOLS, answer_text, make_tokenizer, result, split_ids, system, user
+
+from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.trajectory.render import FAMILIES, ChatRenderer, RenderError
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FAMILY_SPECIALS = {
+    "qwen35": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "qwen36": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "qwen38": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "llama3": (
+        "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
+        "<|python_tag|>",
+    ),
+    "glm45": (
+        "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>",
+        "<arg_value>", "</arg_value>",
+    ),
+    "glm5": (
+        "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>",
+        "<arg_value>", "</arg_value>",
+    ),
+    "kimi_k2": (
+        "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "[EOS]", "[BOS]",
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+        "<|tool_call_argument_begin|>",
+    ),
+    "deepseek_v3": (
+        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+        "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
+    ),
+    "minimax_m2": ("]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>"),
+}  # fmt: skip
+HEAD = (system("You are a helpful agent."), user("list the files"))
+
+
+def test_unknown_family_and_unfit_tokenizer_are_named(tokenizer):
+    with pytest.raises(RenderError, match="Unknown model family 'gpt9'"):
+        ChatRenderer(tokenizer, "gpt9", thinking=False)
+    with pytest.raises(RenderError, match="does not fit model family 'llama3'"):
+        ChatRenderer(tokenizer, "llama3", thinking=False)
+    assert "qwen3" in FAMILIES
+
+
+def test_T03_golden_qwen3(renderer, tokenizer):
+    call = ToolCall("c", "Bash", {"command": "ls"})
+    messages = (*HEAD, Message(role="assistant", text="go", tool_calls=(call,)), result(call, "a b"))
+    rendered = tokenizer.decode(renderer.render(Conversation(messages)))
+    assert rendered == (
+        "<|im_start|>system\nYou are a helpful agent.<|im_end|>\n<|im_start|>user\nlist the files<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\ngo\n"
+        '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\na b\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def family_renderer(family: str, thinking: bool = False) -> tuple[ChatRenderer, object]:
+    template = CHATML if family == "default" else None
+    tokenizer = make_tokenizer(FAMILY_SPECIALS.get(family, ()), template)
+    return ChatRenderer(tokenizer, family, thinking=thinking), tokenizer
+
+
+# What a family's policy samples for one turn, and whether the template renders it the same way in history (where it
+# drops or adds something, only the new part can be compared).
+REASONED = "hm\n</think>\n\nhere and there"
+SAMPLES = {
+    ("qwen35", True): (REASONED, False),
+    ("qwen36", True): (REASONED, True),
+    ("qwen38", True): (REASONED, True),
+    ("glm45", False): ("\nhere and there", True),
+    ("glm45", True): ("\n<think>hm</think>\nhere and there", False),
+    ("glm5", True): ("hm</think>here and there", True),
+    ("minimax_m2", False): (REASONED, False),
+    ("minimax_m2", True): (REASONED, False),
+}
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "default", *FAMILY_SPECIALS])
+def test_T02_stored_prefix_and_bridge_are_the_prompt(family, thinking):
+    """Prompt + output + bridge is the whole render, so the turn boundary occurs exactly once. The policy may end its
+    turn with any of the family's stop tokens; the template itself uses one of them."""
+    renderer, tokenizer = family_renderer(family, thinking)
+    text, exact = SAMPLES.get((family, thinking), ("here and there", True))
+    prompt = renderer.render(Conversation(HEAD))
+    reply = Message(role="assistant", text="here and there", reasoning="hm" if "hm" in text else "")
+    longer = Conversation((*HEAD, reply, user("and the next one")))
+    whole = renderer.render(longer)
+    sampled = tokenizer.encode(text, add_special_tokens=False)
+    bridges = {stop: renderer.bridge(prompt, [*sampled, stop], longer, 3) for stop in renderer.stop_token_ids}
+    assert all(bridge and whole[-len(bridge) :] == bridge for bridge in bridges.values())
+    if exact:
+        assert whole in [[*prompt, *sampled, stop, *bridge] for stop, bridge in bridges.items()]
+
+
+def test_default_bridge_equals_the_template(tokenizer):
+    renderer, tokenizer = family_renderer("default")
+    reply = Message(role="assistant", text="yes")
+    foreign = Message(role="assistant", text="canned")
+    conversation = Conversation((*HEAD, reply, foreign, user("more")))
+    prompt = renderer.render(Conversation(HEAD))
+    sampled = tokenizer.encode("yes<|im_end|>", add_special_tokens=False)
+    bridged = renderer.bridge(prompt, sampled, conversation, 3)
+    assert prompt + sampled + bridged == renderer.render(conversation)
+    cut = renderer.bridge(prompt, sampled[:-1], conversation, 3)
+    assert cut == [tokenizer.eos_token_id, *bridged]
+
+
+def test_T06_the_opened_think_belongs_to_the_prompt():
+    renderer, tokenizer = family_renderer("qwen35", thinking=True)
+    prompt = renderer.render(Conversation(HEAD))
+    assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
+    ids = tokenizer.encode("so be it\n</think>\n\nyes<|im_end|>", add_special_tokens=False)
+    turn = renderer.parse(ids)
+    assert (turn.reasoning, turn.text) == ("so be it", "yes")
+    reply = Message(role="assistant", text=turn.text, reasoning=turn.reasoning)
+    longer = Conversation((*HEAD, reply, result("x", "r")))
+    bridged = renderer.bridge(prompt, ids, longer, 3)
+    assert tokenizer.decode(prompt + ids + bridged).count("<think>") == 2  # one per generation prompt
+
+
+def test_T09_string_arguments_become_a_mapping(renderer):
+    def conversation(arguments):
+        call = ToolCall("c", "Bash", arguments)
+        return Conversation((*HEAD, Message(role="assistant", tool_calls=(call,)), result(call, "r")), TOOLS)
+
+    assert renderer.render(conversation('{"command": "ls"}')) == renderer.render(conversation({"command": "ls"}))
+    assert renderer.render(conversation("{oops")) == renderer.render(conversation({"raw": "{oops"}))
+
+
+def test_T09_a_template_failure_is_an_error_not_another_prompt():
+    template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer = make_tokenizer((), CHATML)
+    renderer = ChatRenderer(tokenizer, "default", thinking=False)
+    broken = make_tokenizer((), template + "x")
+    renderer._renderer._tokenizer = broken
+    with pytest.raises(RenderError, match="roles must alternate"):
+        renderer.render(Conversation(HEAD))
+
+
+def chunked(ids, cuts):
+    edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    return [ids[a:b] for a, b in itertools.pairwise(edges)]
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            "hello ", " é", "😀", "\n", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>",
+            '\n{"name": "Bash", "arguments": {"command": "ls"}}\n', '{"name": "Edit", "arguments": "{}"}', '{"a": ',
+            "<tool_call>\n" + '{"name": "Bash", "arguments": {}}' + "\n</tool_call>", "<tool_response>", "�",
+        ]
+    ),
+    max_size=10,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(pieces=PIECES, cuts=st.lists(st.integers(0, 400), max_size=12), canonical=st.booleans(), thinking=st.booleans())
+def test_stream_deltas_concatenate_to_the_parse(
+    renderer, thinking_renderer, tokenizer, pieces, cuts, canonical, thinking
+):
+    renderer = thinking_renderer if thinking else renderer
+    text = "".join(pieces)
+    ids = tokenizer.encode(text, add_special_tokens=False) if canonical else split_ids(tokenizer, text)
+    whole = renderer.parse(ids, TOOLS)
+    stream = renderer.stream(TOOLS)
+    deltas = [stream.feed(chunk) for chunk in chunked(ids, cuts)] + [stream.finish()]
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert "".join(delta.reasoning for delta in deltas) == whole.reasoning
+    assert [call for delta in deltas for call in delta.calls] == list(whole.good_calls)
+    assert stream.turn == whole
+    if any(call.ok for call in whole.calls):
+        assert "<tool_call>" not in whole.text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_parse_agrees_with_the_library_on_well_formed_turns(thinking_renderer, tokenizer, data):
+    words = st.text(alphabet="ab c\né😀", max_size=12)
+    calls = tuple(
+        ("Bash", {"command": data.draw(words), "n": data.draw(st.integers(-5, 5))})
+        for _ in range(data.draw(st.integers(0, 3)))
+    )
+    text = answer_text(data.draw(words), calls, reasoning=data.draw(words))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    ours, library = thinking_renderer.parse(ids, TOOLS), thinking_renderer._parse_whole(ids, TOOLS)
+    assert ours == library
+    assert [(call.name, call.arguments) for call in ours.good_calls] == list(calls)
+
+
+def test_streaming_is_prompt_and_never_shows_half_a_character(renderer, tokenizer):
+    ids = tokenizer.encode("hello 😀 there", add_special_tokens=False)
+    stream = renderer.stream()
+    shown = [stream.feed([token]).text for token in ids]
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in shown)
+    assert "".join(shown) == "hello 😀 there"
+    assert len([piece for piece in shown if piece]) > 2
+
+
+def test_a_call_is_yielded_as_soon_as_it_is_closed(renderer, tokenizer):
+    text = answer_text("both", (("Bash", {"command": "a"}), ("Bash", {"command": "b"})))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    stream = renderer.stream(TOOLS)
+    first_close = ids.index(tokenizer.convert_tokens_to_ids("</tool_call>"))
+    before = [stream.feed([token]) for token in ids[:first_close]]
+    assert not any(delta.calls for delta in before)
+    assert [call.arguments for call in stream.feed([ids[first_close]]).calls] == [{"command": "a"}]
+
+
+def test_random_tokens_never_break_the_parser(renderer, thinking_renderer, tokenizer):
+    rng = random.Random(0)
+    specials = [tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIALS]
+    for _ in range(200):
+        ids = [rng.choice(specials) if rng.random() < 0.2 else rng.randrange(len(tokenizer)) for _ in range(40)]
+        for one in (renderer, thinking_renderer):
+            turn = one.parse(ids, TOOLS)
+            json.dumps([turn.text, turn.reasoning])
+
+
+REAL_QWEN3 = Path(__file__).parents[3] / "shared" / "models" / "qwen3-tokenizer"
+
+
+@pytest.mark.skipif(not REAL_QWEN3.is_dir(), reason=f"the real Qwen3 tokenizer is not at {REAL_QWEN3}")
+def test_real_qwen3_tokenizer_matches_its_own_template():
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(REAL_QWEN3)
+    renderer = ChatRenderer(tokenizer, "qwen3", thinking=True)
+    wire = [{"role": message.role, "content": message.text} for message in HEAD]
+    assert renderer.render(Conversation(HEAD)) == tokenizer.apply_chat_template(
+        wire, add_generation_prompt=True, return_dict=False
+    )
