@@ -76,6 +76,7 @@ class ChatRenderer:
             self._opening: list[int] = self._renderer.render_ids(
                 [{"role": "user", "content": "a"}], add_generation_prompt=True
             )
+            self._late_system = self._accepts_late_system()
         except Exception as error:
             raise RenderError(f"The tokenizer does not fit model family {family!r}: {error}") from error
         self._grammar = self._make_grammar()
@@ -87,7 +88,7 @@ class ChatRenderer:
 
     def render(self, conversation: Conversation) -> list[int]:
         """The whole prompt including the generation prompt, [T]. Raises RenderError."""
-        messages = _wire_messages(conversation.messages, 0)
+        messages = self._wire(conversation.messages, 0)
         return self._call(messages, conversation.tools, generation_prompt=True)
 
     def bridge(
@@ -98,7 +99,7 @@ class ChatRenderer:
         The result begins with what the template puts after the turn that ended there (its end token too, when the
         sample was cut before it) and ends with the generation prompt. None when the template cannot continue that
         path; the caller then renders whole. Of `prompt_ids` only the end is read. Raises RenderError."""
-        new = _wire_messages(conversation.messages, start)
+        new = self._wire(conversation.messages, start)
         if self._generic or not new or any(message["role"] == "assistant" for message in new):
             return self._bridge_by_template(output_ids, conversation, start)
         prompt, output = list(prompt_ids[-BRIDGE_TAIL:]), list(output_ids)
@@ -122,6 +123,25 @@ class ChatRenderer:
         """A parser that is fed with output ids as they are produced."""
         return StreamingParse(self._grammar, lambda ids: self._parse_whole(ids, tools))
 
+    def _wire(self, messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
+        wire = _wire_messages(messages, start)
+        if self._late_system:
+            return wire
+        return [
+            {**message, "role": "user"} if message["role"] == "system" and start + offset > 0 else message
+            for offset, message in enumerate(wire)
+        ]
+
+    def _accepts_late_system(self) -> bool:
+        """Claude Code sends role system inside the history; templates that refuse it get these as user messages."""
+        try:
+            self._renderer.render_ids([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
+        except Exception as error:
+            if "system" in str(error).lower():
+                return False
+            raise
+        return True
+
     def _call(self, messages: list[dict[str, Any]], tools: Sequence[Tool], *, generation_prompt: bool) -> list[int]:
         try:
             ids = self._renderer.render_ids(messages, tools=_wire_tools(tools), add_generation_prompt=generation_prompt)
@@ -141,11 +161,11 @@ class ChatRenderer:
         user: dict[str, Any] = {"role": "user", "content": "a"}
         last: dict[str, Any] = {"role": "assistant", "content": "b"}
         if 0 < start <= len(conversation.messages) and conversation.messages[start - 1].role == "assistant":
-            last = _wire_messages(conversation.messages[:start], start - 1)[0]
+            last = self._wire(conversation.messages[:start], start - 1)[0]
         before = self._count_stops(self._call([user], (), generation_prompt=False))
         if self._count_stops(self._call([user, last], (), generation_prompt=False)) != before + 1:
             return None
-        full = self._call([user, last, *_wire_messages(conversation.messages, start)], (), generation_prompt=True)
+        full = self._call([user, last, *self._wire(conversation.messages, start)], (), generation_prompt=True)
         stops = [position for position, token in enumerate(full) if token in self._stop]
         end = stops[before]
         closed = bool(output_ids) and output_ids[-1] in self._stop

@@ -106,6 +106,25 @@ def test_T02_stored_prefix_and_bridge_are_the_prompt(family, thinking):
         assert whole in [[*prompt, *sampled, stop, *bridge] for stop, bridge in bridges.items()]
 
 
+@pytest.mark.parametrize("family", ["qwen3", "default", *FAMILY_SPECIALS])
+def test_T02_new_messages_of_every_kind_bridge_like_a_whole_render(family):
+    """Tool results, system messages inside the history (Claude Code), assistant turns that were not sampled here."""
+    renderer, tokenizer = family_renderer(family)
+    call = ToolCall("c1", "Bash", {"command": "ls"})
+    turn = Message(role="assistant", text="go", tool_calls=(call,))
+    prompt = renderer.render(Conversation(HEAD, TOOLS))
+    output = tokenizer.encode("go", add_special_tokens=False)
+    canned = Message(role="assistant", text="canned")
+    for new in ((result(call, "1"),), (result(call, "1"), system("nag")), (result(call, "1"), canned, user("x"))):
+        conversation = Conversation((*HEAD, turn, *new), TOOLS)
+        whole = renderer.render(conversation)
+        bridges = [renderer.bridge(prompt, [*output, stop], conversation, 3) for stop in renderer.stop_token_ids]
+        if canned in new and family in ("glm45", "glm5", "llama3"):
+            assert all(bridge is None or bridge == whole[-len(bridge) :] for bridge in bridges)
+        else:
+            assert any(bridge and bridge == whole[-len(bridge) :] for bridge in bridges)
+
+
 def test_default_bridge_equals_the_template(tokenizer):
     renderer, tokenizer = family_renderer("default")
     reply = Message(role="assistant", text="yes")
