@@ -48,6 +48,8 @@ class ProxyStats(msgspec.Struct, frozen=True, kw_only=True):
     """Calls waiting (with keep-alives) because no engine is routable."""
     prompt_mismatches: int
     harness_errors_from_transitions: int
+    retries: int
+    """Requests recognised as a repeat of a call: attached to it or replayed."""
 
 
 class ProxyControl(Protocol):

@@ -1,6 +1,7 @@
 """The configuration file of a run: one typed section per component.
 
-Paths are relative to the file. `gyre train` writes the effective configuration, with absolute paths, into the run directory.
+Paths are relative to the file. `gyre train` writes the effective configuration, with absolute paths, into the run
+directory.
 """
 
 from pathlib import Path
@@ -11,9 +12,12 @@ from msgspec import Meta
 
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
+from gyre.engines.local.config import LocalEngineConfig
+from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.scheduling.config import SchedulerConfig, require
-from gyre.training.config import OptimizerConfig, ParallelConfig
+from gyre.store import RunDir
+from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -99,6 +103,49 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
+
+    def proxy_config(self, run_dir: RunDir, socket: str) -> ProxyConfig:
+        return ProxyConfig(
+            run_dir=str(run_dir.root),
+            tokenizer_dir=str(self.policy.model),
+            family=self.policy.renderer,
+            thinking=self.policy.thinking,
+            sampling=self.sampling(),
+            max_context=self.rollout.max_context,
+            max_new_tokens=self.rollout.max_new_tokens,
+            socket=socket,
+            port=self.rollout.port,
+        )
+
+    def engine_config(self, cell: int, transport_root: str) -> LocalEngineConfig:
+        return LocalEngineConfig(
+            model_dir=str(self.policy.model),
+            transport_root=transport_root,
+            kv_blocks=self.engine.kv_blocks,
+            page_size=self.engine.page_size,
+            max_batch_tokens=self.engine.max_batch_tokens,
+            max_requests=self.engine.max_requests,
+            max_context=self.rollout.max_context,
+            # Engines must not repeat each other's samples.
+            seed=self.seed * 1000 + cell,
+            threads=self.engine.threads,
+        )
+
+    def trainer_config(self, cell: int, transport_root: str, store: str) -> TrainerConfig:
+        return TrainerConfig(
+            cell=cell,
+            cells=self.scheduler.K,
+            model_dir=str(self.policy.model),
+            transport_root=transport_root,
+            store=store,
+            parallel=self.trainer.parallel,
+            optimizer=self.trainer.optimizer,
+            objective=self.objective,
+            temperature=self.rollout.temperature,
+            group_timeout_s=self.trainer.group_timeout_s,
+            threads=self.trainer.threads,
+            seed=self.seed,
+        )
 
 
 def check(config: RunConfig, where: str) -> None:

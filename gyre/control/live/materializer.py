@@ -1,4 +1,4 @@
-"""`Materializer` on recorded calls: records → tree → admission → rows → advantages → micro-steps (docs/objective.md)."""
+"""`Materializer` on recorded calls: records → tree → admission → rows and advantages → micro-steps."""
 
 import hashlib
 
