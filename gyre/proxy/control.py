@@ -91,5 +91,5 @@ class Proxy:
             held=router.held,
             prompt_mismatches=router.prompt_mismatches,
             harness_errors_from_transitions=router.transition_errors,
-            retries=counts["retries_attached"] + counts["retries_replayed"],
+            retries=counts["attached"] + counts["replayed"],
         )
