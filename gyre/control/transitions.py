@@ -67,10 +67,12 @@ class Transitions(Generic[W]):
         """After the final update: a transition under way ends, then all satellites return to rollout at once."""
         async with self._serial:
             satellites, self._workers = self._workers[1:], self._workers[:1]
-            await asyncio.gather(*(self._leave(worker) for worker in satellites))
+            for worker in satellites:
+                await worker.stop()
+            await asyncio.gather(*(self._leave(worker) for worker in reversed(satellites)))
 
     async def reopen(self, stays: bool) -> None:
-        """After the publication: returned cells admit again; whoever still trains either leaves (the core) or enters the
+        """After the publication: returned cells admit again; who still trains leaves (the core) or enters the
         next burst with zero gradients."""
         board = self._board
         await self._cells.set_admitting(self.serving(self.members))
@@ -80,17 +82,23 @@ class Transitions(Generic[W]):
             for worker in self._workers:
                 await self._cells.enter_training(worker.cell, board.version)
         else:
-            self._crew.spawn(self._core_leaves(), "core leaves training")
+            # Before the next batch opens: the core must not claim from it, nor may another cell join meanwhile.
+            await self._serial.acquire()
+            core = self._workers.pop()
+            await core.stop()
+            self._crew.spawn(self._core_leaves(core), "core leaves training")
 
-    async def _core_leaves(self) -> None:
+    async def _core_leaves(self, core: Worker[W]) -> None:
         board = self._board
-        async with self._serial:
-            await self._leave(self._workers.pop())
+        try:
+            await self._leave(core)
             await self._cells.set_admitting(self.serving(0))
             board.training = 0
             board.open_burst()
             board.reset_timer()
             board.changed()
+        finally:
+            self._serial.release()
 
     async def _join(self, cell: int) -> None:
         board = self._board
@@ -129,7 +137,6 @@ class Transitions(Generic[W]):
 
     async def _leave(self, worker: Worker[W]) -> None:
         board, cell = self._board, worker.cell
-        await worker.stop()
         started = self._started(cell, "training", "rollout")
         board.record(CellLeft(t=started, cell=cell, step=board.version, micro_steps=worker.micro_steps))
         await self._cells.leave_training(cell)

@@ -1,0 +1,235 @@
+"""A world of random latencies and failures around the real controller, and an independent reading of its journal."""
+
+import asyncio
+import random
+from collections import Counter
+
+from gyre.control.base import Ticket
+from gyre.control.controller import Controller
+from gyre.control.state import FRESH, ControlState, ControlView
+from gyre.core import events as ev
+from gyre.core.errors import PeerLost
+from gyre.core.records import Outcome, Validity
+from gyre.scheduling.config import SchedulerConfig, capacity
+from gyre.simulation.clock import VirtualClock, run_virtual
+from gyre.simulation.synthetic import CellTimes, SimCells, SimMaterializer
+
+CAUSES = [
+    ("completed", Validity.VALID),
+    ("harness_timeout", Validity.VALID),
+    ("overall_timeout", Validity.UNRESOLVED),
+    ("boot_failed", Validity.NO_WORK),
+]
+
+
+class RandomQueries:
+    def query(self, group: int) -> str:
+        return f"q{group % 7}"
+
+
+class RandomExecutions:
+    def __init__(self, seed: int, longest: float = 100.0) -> None:
+        self._random = random.Random(seed)
+        self._longest = longest
+        self.started: list[Ticket] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    def harness(self, ticket: Ticket) -> str:
+        return "random"
+
+    async def run(self, ticket: Ticket) -> Outcome:
+        self.started.append(ticket)
+        # Many ties: integers, and sometimes nothing at all.
+        await asyncio.sleep(self._random.choice([0, 1, 2, self._random.uniform(0, self._longest)]))
+        cause, validity = self._random.choice(CAUSES)
+        outcome = Outcome(execution_id=ticket.execution_id, validity=validity, reward=0.5, cause=cause)
+        self.outcomes[ticket.execution_id] = outcome
+        return outcome
+
+
+class RandomCells(SimCells):
+    """Every call takes a random time; satellites sometimes lose a micro-step."""
+
+    def __init__(self, seed: int, version: int, failure: float = 0.0) -> None:
+        super().__init__(VirtualClock(), CellTimes(), nodes=1, version=version)
+        self._random = random.Random(seed)
+        self._failure = failure
+        self._failed: set[tuple[int, int]] = set()
+        self.calls: list[tuple[str, int]] = []
+
+    async def _wait(self, name: str, cell: int) -> None:
+        self.calls.append((name, cell))
+        await asyncio.sleep(self._random.choice([0, 0, self._random.uniform(0, 5)]))
+
+    async def set_admitting(self, cells):
+        await super().set_admitting(cells)
+        await self._wait(f"admit {cells}", -1)
+
+    async def leave_rollout(self, cell):
+        await self._wait("leave_rollout", cell)
+        return await super().leave_rollout(cell)
+
+    async def enter_training(self, cell, version):
+        await self._wait("enter_training", cell)
+        await super().enter_training(cell, version)
+
+    async def train(self, cell, work):
+        self.calls.append(("train", cell))
+        at = (cell, self._version)
+        if cell and at not in self._failed and self._random.random() < self._failure:
+            self._failed.add(at)
+            del self._training[cell]
+            await asyncio.sleep(1)
+            raise PeerLost(f"trainer {cell} died")
+        return await super().train(cell, work)
+
+    async def leave_training(self, cell):
+        await self._wait("leave_training", cell)
+        await super().leave_training(cell)
+
+    async def enter_rollout(self, cell, version):
+        await self._wait("enter_rollout", cell)
+        await super().enter_rollout(cell, version)
+
+    async def update(self, members, final):
+        await self._wait("update", members)
+        return await super().update(members, final)
+
+
+class ListJournal:
+    def __init__(self) -> None:
+        self.events: list[ev.Event] = []
+
+    def write(self, event: ev.Event) -> None:
+        self.events.append(event)
+
+
+class World:
+    """One controller and what it did. `work` gives node-seconds of a group."""
+
+    def __init__(self, config: SchedulerConfig, seed: int, *, failure: float = 0.0, no_signal: float = 0.2) -> None:
+        self.config = config
+        self.seed = seed
+        self.failure = failure
+        self.no_signal = no_signal
+        self.journal = ListJournal()
+        self.outcomes: dict[str, Outcome] = {}
+        self.cells: RandomCells | None = None
+        self.last_view: ControlView | None = None
+
+    def run(
+        self, max_steps: int | None = None, *, initial: ControlState = FRESH, cancel_at: float | None = None
+    ) -> bool:
+        """True when the run completed, False when it was cancelled at `cancel_at`."""
+        return run_virtual(self._run(max_steps, initial, cancel_at))
+
+    async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None) -> bool:
+        seed = self.seed + 1000 * initial.incarnation
+        rng = random.Random(seed)
+        executions = RandomExecutions(seed)
+        executions.outcomes = self.outcomes
+        self.cells = RandomCells(seed, initial.version, self.failure)
+        materializer = SimMaterializer(lambda _: 0.0 if rng.random() < self.no_signal else rng.uniform(1, 40), 3)
+        controller = Controller(
+            self.config, VirtualClock(), RandomQueries(), executions, materializer, self.cells, self.journal, initial
+        )
+        task = asyncio.ensure_future(controller.run(max_steps))
+        if cancel_at is not None:
+            await asyncio.wait({task}, timeout=cancel_at)
+            task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return False
+        finally:
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            self.last_view = controller.view()
+        return True
+
+
+def of(events: list[ev.Event], *kinds: type) -> list:
+    return [event for event in events if isinstance(event, kinds)]
+
+
+def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: bool = True) -> None:
+    """Recounts d, p, f, roles and staleness of one fresh incarnation from its journal alone."""
+    d = p = f = k = published = version = 0
+    burst_d, burst_w = None, None
+    dispatched: dict[int, int] = {}
+    consumed: set[int] = set()
+    open_members = Counter[int]()
+    running: set[str] = set()
+    roles = ["training" if config.policy == "async" else "rollout"] * config.K
+    if config.policy == "async":
+        k = config.K
+    leaving: set[int] = set()
+    total_staleness = outstanding = bursts = 0
+    for event in events:
+        match event:
+            case ev.GroupDispatched():
+                assert event.group not in dispatched
+                assert event.version == published
+                dispatched[event.group] = event.version
+                open_members[event.group] = config.N
+                d += config.N
+                burst_d, burst_w = None, None
+            case ev.ExecutionStarted():
+                p += 1
+                assert event.execution_id not in running
+                running.add(event.execution_id)
+            case ev.ExecutionClosed():
+                f += 1
+                running.remove(event.execution_id)
+                open_members[event.group] -= event.cause != "cancelled"
+            case ev.GroupReady():
+                assert open_members[event.group] == 0
+            case ev.TransitionStarted(source="rollout"):
+                assert event.cell == k, "serial, in prefix order"
+                assert roles[event.cell] == "rollout"
+                k += 1
+                assert event.waterlevel <= capacity(config, k)
+            case ev.TransitionStarted(source="training"):
+                leaving.add(event.cell)
+            case ev.TransitionFinished():
+                roles[event.cell] = event.target
+                if event.source == "training":
+                    leaving.discard(event.cell)
+                if event.target == "rollout" and event.cell == 0:
+                    k = 0
+            case ev.StepDone():
+                assert event.step == version + 1
+                assert event.cells == list(range(len(event.cells)))
+                assert len(event.groups) == config.B
+                assert not consumed & set(event.groups), "a group was trained twice"
+                assert all(open_members[group] == 0 for group in event.groups)
+                assert event.staleness == [version - dispatched[group] for group in event.groups]
+                consumed |= set(event.groups)
+                total_staleness += sum(event.staleness)
+                version = event.step
+            case ev.Published():
+                published = event.version
+                assert published == version
+                if config.policy != "async":
+                    assert roles[1:] == ["rollout"] * (config.K - 1), "satellites return before the publication"
+                    k = min(k, 1)
+                if version % config.mu == 0:
+                    ages = [published - at for group, at in dispatched.items() if group not in consumed]
+                    outstanding += len(ages)
+                    bursts += 1
+                    assert total_staleness == (
+                        config.mu * outstanding + bursts * config.B * config.mu * (config.mu - 1) // 2 - sum(ages)
+                    )
+            case _:
+                pass
+        assert 0 <= f <= p <= d
+        assert p - f == len(running) <= capacity(config, k) if event.t else True
+        active = [cell for cell in range(config.K) if roles[cell] == "training" and cell not in leaving]
+        assert active == list(range(len(active))), "the training set is a prefix"
+        if config.dispatch == "boundary" and not isinstance(event, ev.GroupDispatched):
+            assert burst_d in (None, d)
+            assert burst_w is None or d - f <= burst_w
+            burst_d, burst_w = d, d - f
+    if complete:
+        assert d == config.N * len(dispatched)
+        assert p == f, "every launched execution terminated"
+        assert len(consumed) == version * config.B

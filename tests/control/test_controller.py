@@ -1,0 +1,258 @@
+"""The real controller in random worlds; its journal is recounted by `control_worlds.check_journal`."""
+
+import asyncio
+
+import pytest
+from control_worlds import ListJournal, RandomCells, RandomExecutions, RandomQueries, World, check_journal, of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gyre.control.controller import Controller
+from gyre.control.state import resume_state
+from gyre.core import events as ev
+from gyre.core.errors import ConfigError, InvariantViolation, PeerLost
+from gyre.core.records import Outcome, Validity
+from gyre.scheduling.config import SchedulerConfig, problems
+from gyre.simulation.clock import VirtualClock, run_virtual
+from gyre.simulation.synthetic import SimMaterializer
+
+
+def config(**changes) -> SchedulerConfig:
+    base = {"B": 4, "N": 2, "mu": 2, "phi": 0.5, "K": 3, "C_e": 6, "tau_s": 5.0, "rho_min": 0.25, "max_steps": 6}
+    return SchedulerConfig(**(base | changes))
+
+
+@st.composite
+def configs(draw) -> SchedulerConfig:
+    policy = draw(st.sampled_from(["elastic", "elastic", "async", "colocate", "coarse"]))
+    cells = 1 if policy in ("colocate", "coarse") else draw(st.integers(1, 4))
+    pool = {"async": st.integers(3, 12), "coarse": st.integers(1, 9), "colocate": st.just(0)}
+    batch = draw(st.integers(1, 4))
+    mu = draw(st.integers(1, 3))
+    extra = 0 if policy == "colocate" else draw(st.integers(0, 4))
+    room = draw(st.integers(3, 9))
+    dispatch = draw(st.sampled_from(["boundary", "boundary", "continuous"]))
+    chosen = SchedulerConfig(
+        policy=policy,
+        B=batch,
+        N=draw(st.integers(1, 3)),
+        mu=mu,
+        phi=extra / batch,
+        K=cells,
+        C_e=room,
+        C_s=draw(pool.get(policy, st.integers(0, 6))),
+        rho_min=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        tau_s=draw(st.sampled_from([0.0, 3.0, 60.0])),
+        streaming=draw(st.booleans()),
+        dispatch=dispatch,
+        max_steps=draw(st.integers(1, 7)),
+        checkpoint_every=draw(st.integers(1, 2)),
+    )
+    return chosen if not problems(chosen) else config(policy="elastic")
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs(), st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
+def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failure):
+    world = World(chosen, seed, failure=failure)
+    assert world.run()
+    check_journal(chosen, world.journal.events)
+    steps = of(world.journal.events, ev.StepDone)
+    assert [step.step for step in steps] == list(range(1, chosen.max_steps + 1))
+    assert world.last_view.phase == "finished"
+    saved = [event.version for event in of(world.journal.events, ev.CheckpointSaved)]
+    assert saved[-1] == chosen.max_steps
+    assert not of(world.journal.events, ev.InvariantBroken)
+
+
+@settings(max_examples=60, deadline=None)
+@given(configs(), st.integers(0, 10_000), st.floats(0, 400))
+def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel_at):
+    world = World(chosen, seed)
+    completed = world.run(cancel_at=cancel_at)
+    check_journal(chosen, world.journal.events, complete=completed)
+    started = {event.execution_id for event in of(world.journal.events, ev.ExecutionStarted)}
+    closed = [event.execution_id for event in of(world.journal.events, ev.ExecutionClosed)]
+    assert started == set(closed)
+    assert len(closed) == len(set(closed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(configs(), st.integers(0, 10_000), st.lists(st.floats(0, 300), min_size=1, max_size=3))
+def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts):
+    world = World(chosen, seed)
+    events = world.journal.events
+    done = world.run(cancel_at=cuts[0])
+    for cut in [*cuts[1:], None]:
+        if done:
+            break
+        saved = [event.version for event in of(events, ev.CheckpointSaved)]
+        state = resume_state(events, world.outcomes, saved[-1] if saved else 0)
+        events.append(ev.RunStarted(t=0.0, run_id="again", resumed_from=state.version))
+        before = len(events)
+        done = world.run(initial=state, cancel_at=cut)
+        relaunched = {event.execution_id for event in of(events[before:], ev.ExecutionStarted)}
+        assert all(name.endswith(f".r{state.incarnation}") for name in relaunched)
+        for group in state.pending:
+            for member in group.outcomes:
+                assert f"g{group.group}-{member}.r{state.incarnation}" not in relaunched, "the outcome was known"
+    line: dict[int, ev.StepDone] = {event.step: event for event in of(events, ev.StepDone)}
+    trained = [group for step in line.values() for group in step.groups]
+    assert sorted(line) == list(range(1, chosen.max_steps + 1))
+    assert len(trained) == len(set(trained)) == chosen.max_steps * chosen.B
+
+
+def test_a_transition_calls_the_cell_in_the_order_of_the_design():
+    world = World(config(K=2, C_e=12), seed=1)
+    world.run()
+    calls = [(name, cell) for name, cell in world.cells.calls if cell in (1, -1) and name not in ("train", "update")]
+    leaves = calls.index(("leave_rollout", 1))
+    order = [name for name, _ in calls[leaves - 2 : leaves + 5]]
+    assert order == [
+        "admit [1]",
+        "admit []",
+        "leave_rollout",
+        "enter_training",
+        "leave_training",
+        "enter_rollout",
+        "admit [1]",
+    ]
+
+
+def test_satellites_join_under_way_and_share_the_batch():
+    world = World(config(B=6, N=2, mu=1, phi=0.0, K=3, C_e=8, tau_s=0.0), seed=3, no_signal=0.0)
+    world.run()
+    joins = of(world.journal.events, ev.CellJoined)
+    assert any(join.cell and join.late for join in joins)
+    shares = {event.cell for event in of(world.journal.events, ev.MicroStepDone)}
+    assert shares == {0, 1, 2}
+    assert {event.micro_steps > 0 for event in of(world.journal.events, ev.CellLeft) if event.cell == 0} == {True}
+
+
+def test_a_batch_without_any_signal_still_makes_a_step():
+    world = World(config(), seed=2, no_signal=1.0)
+    assert world.run()
+    assert not of(world.journal.events, ev.MicroStepDone)
+    assert len(of(world.journal.events, ev.StepDone)) == 6
+
+
+def test_reward_mean_counts_valid_and_dummies_but_not_unresolved():
+    world = World(config(), seed=5)
+    world.run()
+    step = of(world.journal.events, ev.StepDone)[0]
+    outcomes = [o for name, o in world.outcomes.items() if int(name[1:].split("-")[0]) in step.groups]
+    rewards = [o.reward for o in outcomes if o.validity is not Validity.UNRESOLVED]
+    assert step.reward_mean == pytest.approx(sum(rewards) / len(rewards))
+
+
+def test_a_lost_satellite_returns_its_claims_and_enters_again_with_zero_gradients():
+    world = World(config(B=6, mu=1, phi=0.0, K=2, C_e=12, tau_s=0.0), seed=4, failure=0.5, no_signal=0.0)
+    assert world.run()
+    lost = of(world.journal.events, ev.ProcessLost)
+    assert lost
+    assert all("micro-steps of step" in event.detail for event in lost)
+    check_journal(world.config, world.journal.events)
+
+
+class _DyingCore(RandomCells):
+    async def train(self, cell, work):
+        raise PeerLost("the core's trainer died")
+
+
+class _SkippingCore(RandomCells):
+    async def update(self, members, final):
+        stats = await super().update(members, final)
+        return type(stats)(version=stats.version + 1, grad_norm=0.0)
+
+
+@pytest.mark.parametrize(("cells", "error"), [(_DyingCore, PeerLost), (_SkippingCore, InvariantViolation)])
+def test_what_cannot_be_repaired_ends_the_run(cells, error):
+    journal = ListJournal()
+
+    async def main() -> None:
+        controller = Controller(
+            config(),
+            VirtualClock(),
+            RandomQueries(),
+            RandomExecutions(0),
+            SimMaterializer(lambda _: 3.0, 2),
+            cells(0, 0),
+            journal,
+        )
+        with pytest.raises(error):
+            await controller.run()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
+    assert not of(journal.events, ev.StepDone)
+
+
+def test_an_impossible_configuration_is_refused_before_anything_starts():
+    world = World(config(policy="colocate"), seed=0)
+    with pytest.raises(ConfigError, match=r"scheduler\.K = 3 with policy colocate"):
+        world.run()
+    assert world.journal.events == []
+
+
+def test_the_view_tells_what_is_awaited():
+    views = []
+
+    async def main() -> None:
+        controller = Controller(
+            config(),
+            VirtualClock(),
+            RandomQueries(),
+            RandomExecutions(0),
+            SimMaterializer(lambda _: 30.0, 2),
+            RandomCells(0, 0),
+            ListJournal(),
+        )
+        run = asyncio.ensure_future(controller.run())
+        while not run.done():
+            views.append(controller.view())
+            await asyncio.sleep(1)
+
+    run_virtual(main())
+    phases = [view.phase for view in views]
+    assert "step 1: the core joins when outstanding executions fall to 12" in phases
+    assert any(phase.startswith("step 1: ") and "groups trained" in phase for phase in phases)
+    assert all(view.running <= view.capacity and view.waterlevel == view.queued + view.running for view in views)
+    assert {view.batch_groups for view in views} == {4}
+
+
+def test_resume_state_follows_only_the_surviving_line():
+    def dispatched(group: int, version: int) -> ev.GroupDispatched:
+        return ev.GroupDispatched(t=0.0, group=group, query=f"q{group}", version=version)
+
+    def step(number: int, groups: list[int]) -> ev.StepDone:
+        zero = dict.fromkeys(
+            ["reward_mean", "loss", "grad_norm", "logprob_gap_mean", "logprob_gap_max", "seconds"], 0.0
+        ) | dict.fromkeys(["logprob_gap_count", "clipped_executions", "executions", "targets"], 0)
+        return ev.StepDone(t=0.0, step=number, groups=groups, staleness=[0] * len(groups), cells=[0], **zero)
+
+    def outcome(name: str, cause: str = "completed") -> Outcome:
+        return Outcome(execution_id=name, validity=Validity.VALID, reward=1.0, cause=cause)
+
+    events = [
+        ev.RunStarted(t=0.0, run_id="r"),
+        dispatched(0, 0),
+        dispatched(1, 0),
+        step(1, [0]),
+        dispatched(2, 1),
+        step(2, [1]),
+        dispatched(3, 2),
+    ]
+    outcomes = {
+        name: outcome(name, cause)
+        for name, cause in [("g1-0", "completed"), ("g2-0", "completed"), ("g2-1", "cancelled"), ("g3-0", "completed")]
+    }
+    state = resume_state(events, outcomes, 1)
+    assert (state.version, state.incarnation, state.next_group) == (1, 1, 3)
+    assert [(g.group, g.version, sorted(g.outcomes)) for g in state.pending] == [(1, 0, [0]), (2, 1, [0])]
+
+    # Incarnation 1 dispatches number 3 anew, so the outcome of the discarded g3-0 must not come back.
+    events += [ev.RunStarted(t=0.0, run_id="r", resumed_from=1), dispatched(3, 1), step(2, [2])]
+    outcomes["g3-1.r1"] = outcome("g3-1.r1")
+    state = resume_state(events, outcomes, 2)
+    assert (state.version, state.incarnation, state.next_group) == (2, 2, 4)
+    assert [(g.group, sorted(g.outcomes)) for g in state.pending] == [(1, [0]), (3, [1])]

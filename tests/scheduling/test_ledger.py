@@ -1,0 +1,121 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.core.errors import InvariantViolation
+from gyre.core.records import Outcome, Validity
+from gyre.scheduling.ledger import BurstGuard, Ledger
+
+
+def outcome(name: str = "g0-0") -> Outcome:
+    return Outcome(execution_id=name, validity=Validity.VALID, reward=1.0, cause="completed")
+
+
+def test_a_group_is_ready_when_its_last_member_closes():
+    ledger = Ledger(2)
+    ledger.dispatch(7, "q", 3)
+    launched = [ledger.launch()[1], ledger.launch()[1]]
+    assert launched == [0, 1]
+    assert not ledger.close(7, 1, outcome("late"))
+    assert ledger.close(7, 0, outcome("first"))
+    group = ledger.take()
+    assert (group.group, group.version) == (7, 3)
+    assert [entry.execution_id for entry in group.closed()] == ["first", "late"]
+    assert (ledger.d, ledger.p, ledger.f, ledger.ready, ledger.groups) == (2, 2, 2, 0, {})
+
+
+def test_oldest_version_is_taken_first_then_the_one_ready_first():
+    ledger = Ledger(1)
+    for group, version in [(0, 2), (1, 1), (2, 1), (3, 0)]:
+        ledger.dispatch(group, "q", version)
+        ledger.launch()
+    for group in [0, 2, 1, 3]:
+        ledger.close(group, 0, outcome())
+    assert [ledger.take().group for _ in range(4)] == [3, 2, 1, 0]
+
+
+def test_known_outcomes_count_as_terminated_and_are_not_launched():
+    ledger = Ledger(3)
+    ledger.dispatch(0, "q", 0, {1: outcome("known")})
+    assert (ledger.d, ledger.p, ledger.f, ledger.queued) == (3, 1, 1, 2)
+    assert [ledger.launch()[1], ledger.launch()[1]] == [0, 2]
+    ledger.dispatch(1, "q", 0, dict.fromkeys(range(3), outcome()))
+    assert ledger.ready == 1
+
+
+@pytest.mark.parametrize("again", ["close", "cancel"])
+def test_a_termination_is_counted_once(again):
+    ledger = Ledger(2)
+    ledger.dispatch(0, "q", 0)
+    ledger.launch()
+    ledger.close(0, 0, outcome())
+    with pytest.raises(InvariantViolation, match="was not running"):
+        ledger.close(0, 0, outcome()) if again == "close" else ledger.cancel(0, 0)
+    assert ledger.f == 1
+
+
+def test_a_group_number_is_dispatched_once():
+    ledger = Ledger(1)
+    ledger.dispatch(0, "q", 0)
+    with pytest.raises(InvariantViolation, match="Group 0 was dispatched twice"):
+        ledger.dispatch(0, "q", 1)
+
+
+def test_check_refuses_more_running_than_capacity():
+    ledger = Ledger(2)
+    ledger.dispatch(0, "q", 0)
+    ledger.launch()
+    ledger.launch()
+    ledger.check(2)
+    with pytest.raises(InvariantViolation, match="2 executions run on a rollout capacity of 1"):
+        ledger.check(1)
+
+
+def test_the_burst_guard_sees_each_of_its_three_breaches():
+    ledger = Ledger(1)
+    ledger.dispatch(0, "q", 0)
+    guard = BurstGuard(ledger, training=1)
+    guard.check(ledger, training=2)
+    with pytest.raises(InvariantViolation, match="shrank"):
+        guard.check(ledger, training=1)
+    ledger.dispatch(1, "q", 0)
+    with pytest.raises(InvariantViolation, match="d changed"):
+        guard.check(ledger, training=2)
+    risen = Ledger(1)
+    guard = BurstGuard(risen, training=0)
+    risen.f = -1
+    with pytest.raises(InvariantViolation, match="waterlevel rose"):
+        guard.check(risen, training=0)
+
+
+@given(
+    st.lists(st.sampled_from(["dispatch", "launch", "close", "cancel", "twice", "take"]), max_size=60),
+    st.randoms(use_true_random=False),
+)
+def test_counters_hold_under_every_interleaving(actions, random):
+    """d, p, f against a plain recount; f is counted exactly once per launched execution."""
+    ledger = Ledger(2)
+    running: list[tuple[int, int]] = []
+    ended: list[tuple[int, int]] = []
+    dispatched = launched = 0
+    for action in actions:
+        if action == "dispatch":
+            ledger.dispatch(dispatched, f"q{dispatched}", random.randrange(4))
+            dispatched += 1
+        elif action == "launch" and ledger.queued:
+            group, member = ledger.launch()
+            running.append((group.group, member))
+            launched += 1
+        elif action in ("close", "cancel") and running:
+            entry = running.pop(random.randrange(len(running)))
+            ledger.close(*entry, outcome()) if action == "close" else ledger.cancel(*entry)
+            ended.append(entry)
+        elif action == "twice" and ended:
+            with pytest.raises(InvariantViolation):
+                ledger.cancel(*random.choice(ended))
+        elif action == "take" and ledger.ready:
+            group = ledger.take()
+            assert len(group.closed()) == 2
+        ledger.check(len(running))
+        assert (ledger.d, ledger.p, ledger.f) == (2 * dispatched, launched, len(ended))
+    assert len(set(ended)) == len(ended)

@@ -1,0 +1,132 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.core.errors import InvariantViolation
+from gyre.scheduling.config import SchedulerConfig
+from gyre.scheduling.order import Fifo, LongestFirst
+from gyre.scheduling.policies import Decision, make_policy
+from gyre.scheduling.rules import Situation, SupplyTimer, batch_may_open
+from gyre.scheduling.staleness import StalenessAccount, continuous_excess, expected_staleness
+
+
+def config(**changes) -> SchedulerConfig:
+    base = {"B": 32, "N": 16, "mu": 3, "phi": 0.5, "K": 8, "C_e": 144, "max_steps": 12}
+    return SchedulerConfig(**(base | changes))
+
+
+def situation(**changes) -> Situation:
+    base = {"now": 100.0, "waterlevel": 0, "training": 0, "ready": 32, "needed": 32, "supply_since": 0.0}
+    return Situation(**(base | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"waterlevel": 1008}, Decision(1)),
+        ({"waterlevel": 1009}, Decision(0)),
+        ({"waterlevel": 864, "training": 1}, Decision(2)),
+        ({"waterlevel": 865, "training": 1}, Decision(1)),
+        ({"training": 7}, Decision(8)),
+        ({"training": 8}, Decision(8)),
+        ({"supply_since": 40.0}, Decision(1)),
+        ({"supply_since": 41.0}, Decision(0, 101.0)),
+        ({"supply_since": None}, Decision(0)),
+        ({"supply_since": 41.0, "waterlevel": 1009}, Decision(0)),
+    ],
+)
+def test_elastic_joins_by_waterlevel_and_supply(changes, expected):
+    assert make_policy(config()).decide(situation(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "stays"),
+    [
+        ({"waterlevel": 496, "ready": 4}, True),
+        ({"waterlevel": 497, "ready": 4}, False),
+        ({"waterlevel": 496, "ready": 3}, False),
+        ({"waterlevel": 496, "ready": 4, "supply_since": None}, True),
+    ],
+)
+def test_the_core_stays_only_with_supply_and_room_for_the_next_dispatch(changes, stays):
+    """w + μNB ≤ C_s + (K−1)C_e = 1008 with μNB = 512; no timer."""
+    policy = make_policy(config(mu=1, phi=1.5))
+    assert policy.decide(situation(boundary=True, training=1, **changes)).training == int(stays)
+
+
+def test_baselines_are_the_same_rules_on_other_cells():
+    colocate = make_policy(config(policy="colocate", K=1, C_e=1152, phi=0.0))
+    assert colocate.decide(situation(waterlevel=1)).training == 0
+    assert colocate.decide(situation(waterlevel=0)).training == 1
+    assert colocate.decide(situation(waterlevel=0, boundary=True)).training == 0
+    coarse = make_policy(config(policy="coarse", K=1, C_e=1008, C_s=144))
+    assert coarse.decide(situation(waterlevel=145)).training == 0
+    assert coarse.decide(situation(waterlevel=144)).training == 1
+    fixed = make_policy(config(policy="async", K=2, C_e=0, C_s=576))
+    assert fixed.decide(situation(waterlevel=5000, supply_since=None)).training == 2
+    assert not fixed.releases
+
+
+@pytest.mark.parametrize(
+    ("streaming", "ready", "first", "steps", "opens"),
+    [(True, 0, True, 3, True), (False, 95, True, 3, False), (False, 96, True, 3, True), (False, 0, False, 3, True)],
+)
+def test_without_streaming_the_first_batch_waits_for_the_whole_burst(streaming, ready, first, steps, opens):
+    assert batch_may_open(config(streaming=streaming), ready, first, steps) is opens
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["observe", "reset"]), st.booleans()), max_size=40))
+def test_the_supply_timer_is_the_time_of_unbroken_supply_since_the_last_reset(events):
+    timer = SupplyTimer()
+    now, history = 0, []
+    for wait, kind, holds in events:
+        now += wait
+        getattr(timer, kind)(now, holds)
+        history.append((now, kind, holds))
+        start = None
+        for time, what, held in reversed(history):
+            if not held:
+                break
+            start = time
+            if what == "reset":
+                break
+        assert timer.since == start
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_staleness_identity_for_random_consumption(mu, batch, bursts, random):
+    """Groups of any age are consumed in any order; only the counts enter the identity."""
+    pending = [-random.randrange(3) for _ in range(mu * batch)]
+    account = StalenessAccount(mu=mu, batch_groups=batch, ages=[-version for version in pending])
+    version = 0
+    for _ in range(bursts):
+        pending += [version] * (mu * batch + random.randrange(3))
+        for i in range(mu):
+            random.shuffle(pending)
+            taken, pending = pending[:batch], pending[batch:]
+            account.step([version + i - dispatched for dispatched in taken])
+        version += mu
+        account.publication([version - dispatched for dispatched in pending])
+    assert account.groups == bursts * mu * batch
+
+
+def test_a_wrong_staleness_breaks_the_identity():
+    account = StalenessAccount(mu=1, batch_groups=1)
+    account.step([1])
+    with pytest.raises(InvariantViolation, match="identity broken after 1 bursts"):
+        account.publication([])
+
+
+def test_mean_staleness_of_the_paper():
+    assert expected_staleness(phi=1.5, mu=1) == expected_staleness(phi=0.5, mu=3) == expected_staleness(phi=0, mu=4)
+    assert continuous_excess(mu=1, batch_groups=32, ready=8) == 1.25
+
+
+def test_launch_orders():
+    entries = [(0, "short"), (1, "long"), (2, "short")]
+    length = {"short": 1.0, "long": 2.0}
+    assert Fifo().arrange(entries) == entries
+    order = LongestFirst(length.__getitem__, length.__setitem__)
+    assert order.arrange(entries) == [(1, "long"), (0, "short"), (2, "short")]
+    order.observe("short", 3.0)
+    assert order.arrange(entries) == [(0, "short"), (2, "short"), (1, "long")]
