@@ -1,0 +1,6 @@
+"""Isolation of harnesses and verifiers (DESIGN §8)."""
+
+from gyre.sandboxes.base import PROXY_URL, ExecResult, Limits, Mount, Sandbox, SandboxSpec
+from gyre.sandboxes.bubblewrap import BubblewrapSandbox
+
+__all__ = ["PROXY_URL", "BubblewrapSandbox", "ExecResult", "Limits", "Mount", "Sandbox", "SandboxSpec"]

@@ -1,0 +1,286 @@
+"""The isolation that every execution relies on, checked from inside real sandboxes."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gyre.core.errors import ConfigError, SandboxError
+from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, ExecResult, Limits, Mount, SandboxSpec
+from gyre.sandboxes.limits import cgroups_available
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+class Shell:
+    """Runs bash scripts in one sandbox and keeps what they print."""
+
+    def __init__(self, sandbox: BubblewrapSandbox, logs: Path) -> None:
+        self.sandbox = sandbox
+        self.out, self.err = logs / "out", logs / "err"
+
+    async def run(self, script: str, *, timeout_s: float = 20.0, **options: Any) -> ExecResult:
+        self.out.write_bytes(b"")
+        self.err.write_bytes(b"")
+        return await self.sandbox.exec(
+            ["bash", "-c", textwrap.dedent(script)],
+            stdout=self.out,
+            stderr=self.err,
+            timeout_s=timeout_s,
+            boot_timeout_s=20.0,
+            **options,
+        )
+
+    async def output(self, script: str, **options: Any) -> str:
+        result = await self.run(script, **options)
+        assert result.exit_code == 0, self.err.read_text()
+        return self.out.read_text()
+
+
+@pytest.fixture
+async def shell_of(tmp_path: Path) -> Any:
+    async def make(**changes: Any) -> Shell:
+        spec = SandboxSpec(name="test", root=tmp_path / "root", **changes)
+        sandbox = BubblewrapSandbox(spec, term_grace_s=0.3)
+        await sandbox.start()
+        made.append(sandbox)
+        return Shell(sandbox, tmp_path)
+
+    made: list[BubblewrapSandbox] = []
+    yield make
+    for sandbox in made:
+        await sandbox.close(keep=True)
+
+
+@pytest.fixture
+def marker() -> str:
+    """An argument by which the processes of one test are found on the host."""
+    return f"marker-{uuid.uuid4().hex}"
+
+
+def marked(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if marker in (process.info["cmdline"] or []) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+async def test_workspace_home_logs_and_tmp_are_kept(shell_of: Any) -> None:
+    shell = await shell_of()
+    await shell.run("pwd > where; echo h > ~/h; echo t > /tmp/t; echo a > /logs/artifacts/a")
+    await shell.sandbox.close(keep=True)
+    spec = shell.sandbox.spec
+    assert (spec.workspace / "where").read_text() == "/app\n"
+    for path in (spec.home / "h", spec.tmp / "t", spec.logs / "artifacts/a"):
+        assert path.exists()
+    await shell.sandbox.close(keep=False)
+    assert not spec.root.exists()
+
+
+async def test_exit_code_and_output_and_stdin(shell_of: Any, tmp_path: Path) -> None:
+    shell = await shell_of()
+    (tmp_path / "question").write_text("hello")
+    result = await shell.run("cat; echo bad >&2; exit 7", stdin=tmp_path / "question")
+    assert (result.exit_code, result.timed_out) == (7, False)
+    assert (shell.out.read_text(), shell.err.read_text()) == ("hello", "bad\n")
+    assert (await shell.run("kill -9 $$")).exit_code == 128 + 9
+
+
+async def test_nothing_of_the_host_environment_enters(shell_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    shell = await shell_of(env={"FROM_TASK": "1"})
+    names = {line.split("=")[0] for line in (await shell.output("env", env={"MINE": "2"})).splitlines()}
+    assert names == {"PATH", "HOME", "USER", "LANG", "FROM_TASK", "MINE", "PWD", "SHLVL", "_"}
+
+
+async def test_host_files_are_invisible_and_the_system_is_read_only(shell_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    shell = await shell_of()
+    seen = (await shell.output(f"ls / /home; ls -A /root /work {tmp_path} /etc/shadow 2>/dev/null; true")).split()
+    assert set(seen) <= {
+        "/:",
+        "/home:",
+        "agent",
+        *("app", "bin", "dev", "etc", "home", "lib", "lib64", "logs", "proc", "run", "sbin", "tmp", "usr"),
+    }
+    denied = "for p in /usr/x /etc/x /x /bin/x /home/x /logs/x; do touch $p 2>/dev/null && echo $p; done; true"
+    assert await shell.output(denied) == ""
+    assert await shell.output("id -u; id -un") == "1000\nagent\n"
+    assert "bwrap" in await shell.output("tr '\\0' ' ' < /proc/1/cmdline")
+
+
+async def test_no_new_user_namespaces_and_no_inherited_descriptors(shell_of: Any) -> None:
+    shell = await shell_of()
+    assert await shell.output("unshare -U true 2>/dev/null && echo possible; true") == ""
+    # 0–2, and the one that ls reads the directory with.
+    assert len((await shell.output("ls /proc/self/fd")).split()) == 4
+
+
+async def test_no_network_without_a_proxy(shell_of: Any) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    shell = await shell_of()
+    probe = f"""
+    for target in 127.0.0.1/{port} 127.0.0.1/8080 1.1.1.1/53; do
+      (exec 3<>/dev/tcp/$target) 2>/dev/null && echo $target
+    done
+    getent hosts example.com
+    grep -c : /proc/net/dev
+    """
+    assert await shell.output(probe) == "1\n"  # The loopback device alone.
+    listener.close()
+
+
+async def test_the_proxy_socket_is_the_only_way_out(shell_of: Any, tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"proxy says " + await reader.readline())
+        await writer.drain()
+        writer.close()
+
+    path = tmp_path / "p.sock"
+    outside = socket.create_server(("127.0.0.1", 0))
+    async with await asyncio.start_unix_server(answer, path):
+        shell = await shell_of(proxy_socket=path)
+        address = PROXY_URL.removeprefix("http://").replace(":", "/")
+        probe = f"""
+        (exec 3<>/dev/tcp/127.0.0.1/{outside.getsockname()[1]}) 2>/dev/null && echo escaped
+        for i in 1 2 3; do exec 3<>/dev/tcp/{address}; echo hello >&3; cat <&3; exec 3>&-; done
+        """
+        assert await shell.output(probe) == "proxy says hello\n" * 3
+    outside.close()
+
+
+async def test_t34_daemons_die_with_the_command(shell_of: Any, marker: str) -> None:
+    shell = await shell_of()
+    daemon = f"mkfifo up; setsid -f bash -c 'trap : TERM; echo > up; sleep 99; true' {marker}; cat up"
+    await shell.output(daemon)
+    assert marked(marker) == []
+
+
+async def test_t34_a_timeout_ends_even_what_ignores_sigterm(shell_of: Any, marker: str) -> None:
+    shell = await shell_of()
+    result = await shell.run(
+        f"bash -c 'trap \"echo got TERM\" TERM; while :; do sleep 99; done' {marker}", timeout_s=0.5
+    )
+    assert (result.exit_code, result.timed_out) == (None, True)
+    assert shell.out.read_text().startswith("got TERM")
+    assert marked(marker) == []
+
+
+async def test_t34_a_cancelled_exec_leaves_no_process(shell_of: Any, marker: str) -> None:
+    shell = await shell_of()
+    fifo = shell.sandbox.spec.workspace / "started"
+    os.mkfifo(fifo)
+    task = asyncio.create_task(shell.run(f"bash -c 'echo > started; sleep 99; true' {marker}"))
+    await asyncio.to_thread(fifo.read_text)
+    assert marked(marker)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert marked(marker) == []
+
+
+async def test_t34_the_sandbox_dies_with_its_owner(tmp_path: Path, marker: str) -> None:
+    """SIGKILL of the process that owns the sandbox, as of a runner."""
+    owner = f"""
+import asyncio
+from pathlib import Path
+from gyre.sandboxes import BubblewrapSandbox, SandboxSpec
+async def main():
+    sandbox = BubblewrapSandbox(SandboxSpec(name="owned", root=Path({str(tmp_path / "root")!r})))
+    await sandbox.start()
+    daemon = "setsid -f bash -c 'echo up; sleep 99; true' {marker}; sleep 99"
+    await sandbox.exec(["bash", "-c", daemon], stdout=Path("/dev/stdout"), stderr=Path("/dev/null"), timeout_s=60,
+        boot_timeout_s=10)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", owner, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"up\n"
+        inside = marked(marker)
+        assert inside
+    finally:
+        process.kill()
+        await process.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, inside, timeout=5)
+    assert alive == []
+
+
+async def test_t33_a_boot_that_hangs_is_bounded(tmp_path: Path, marker: str) -> None:
+    hung, log = tmp_path / "bwrap", tmp_path / "log"
+    hung.write_text(f"#!/bin/sh\nexec tail -f {log} {marker}\n")
+    hung.chmod(0o755)
+    sandbox = BubblewrapSandbox(SandboxSpec(name="hung", root=tmp_path / "root"), bwrap=str(hung))
+    await sandbox.start()
+    log.touch()
+    with pytest.raises(SandboxError, match="not booted within"):
+        await sandbox.exec(["true"], stdout=log, stderr=log, timeout_s=20, boot_timeout_s=0.2)
+    assert marked(marker) == []
+
+
+async def test_a_boot_that_fails_says_why(tmp_path: Path) -> None:
+    missing = Mount(source=tmp_path / "missing", target="/opt/x")
+    sandbox = BubblewrapSandbox(SandboxSpec(name="bad", root=tmp_path / "root", mounts=[missing]))
+    await sandbox.start()
+    log = tmp_path / "log"
+    with pytest.raises(SandboxError, match=r"could not boot.*missing"):
+        await sandbox.exec(["true"], stdout=log, stderr=log, timeout_s=20, boot_timeout_s=20)
+
+
+def test_a_missing_bubblewrap_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
+        BubblewrapSandbox(SandboxSpec(name="x", root=tmp_path), bwrap="no-such-bwrap")
+
+
+async def test_limits_of_every_process(shell_of: Any) -> None:
+    shell = await shell_of(limits=Limits(file_mb=1, open_files=64, cpu_s=1))
+    assert await shell.output("ulimit -n; ulimit -c") == "64\n0\n"
+    assert (await shell.run("head -c 2000000 /dev/zero > big")).exit_code != 0
+    assert (shell.sandbox.spec.workspace / "big").stat().st_size == 1 << 20
+    result = await shell.run("exec bash -c 'while :; do :; done'")
+    assert result.exit_code in (128 + 9, 128 + 24)
+
+
+@pytest.mark.skipif(not cgroups_available(), reason="this machine lets us make no cgroup")
+async def test_limits_of_the_whole_sandbox(shell_of: Any) -> None:
+    shell = await shell_of(limits=Limits(memory_mb=64, processes=20))
+    forks = "import os, time\nfor i in range(40):\n  if not os.fork(): time.sleep(9)"
+    assert (await shell.run(f"python3 -c '{forks}'")).exit_code == 1
+    assert "Resource temporarily unavailable" in shell.err.read_text()
+    assert (await shell.run("python3 -c 'bytearray(200 << 20)'")).exit_code == 128 + 9
+    assert await shell.output("echo still works") == "still works\n"
+    made = shell.sandbox.cgroups
+    assert made
+    await shell.sandbox.close(keep=False)
+    assert not any(cgroup.exists() for cgroup in made)
+
+
+async def test_upload_and_download(shell_of: Any, tmp_path: Path) -> None:
+    shell = await shell_of()
+    (tmp_path / "seed/sub").mkdir(parents=True)
+    (tmp_path / "seed/sub/a").write_text("a")
+    await shell.sandbox.upload(tmp_path / "seed", "/app")
+    await shell.run("cat sub/a > b; mkfifo pipe; ln -s /etc/passwd link; ln -s / out")
+    await shell.sandbox.download("/app", tmp_path / "copy")
+    assert (tmp_path / "copy/b").read_text() == "a"
+    assert (tmp_path / "copy/link").is_symlink()
+    await shell.sandbox.download("/app/b", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "a"
+    with pytest.raises(SandboxError, match="leads out"):
+        await shell.sandbox.download("/app/out/etc/hostname", tmp_path / "stolen")
+    with pytest.raises(SandboxError, match="No such file"):
+        await shell.sandbox.download("/app/nothing", tmp_path / "x")
+    with pytest.raises(SandboxError, match="in no writable directory"):
+        await shell.sandbox.download("/etc/passwd", tmp_path / "x")
+    with pytest.raises(SandboxError, match="upload before"):
+        await shell.sandbox.upload(tmp_path / "seed", "/app")
