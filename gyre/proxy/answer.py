@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gyre.proxy.call import Call, Reader
-from gyre.proxy.dialects.base import Dialect, RequestFacts, TurnEnd
+from gyre.proxy.dialects.base import Delta, Dialect, RequestFacts, TurnEnd
 from gyre.proxy.errors import STATUS, CallError
 
 _STREAM_HEADERS = [
@@ -70,14 +70,18 @@ class CallAnswer:
                 break
             out = b"" if started else encoder.start()
             for event in events:
-                ended = isinstance(event, TurnEnd)
-                out += encoder.end(event) if isinstance(event, TurnEnd) else encoder.delta(event)
+                if isinstance(event, TurnEnd):
+                    out += encoder.end(event)
+                    ended = True
+                elif event != Delta():
+                    out += encoder.delta(event)
             if not events:
                 out += encoder.keep_alive()
             if not started:
                 await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                 started = True
-            await send({"type": "http.response.body", "body": out, "more_body": True})
+            if out:
+                await send({"type": "http.response.body", "body": out, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -22,7 +22,7 @@ class Generation:
         self._parser = parser
         self._clock = clock
         self._coalesce_s = coalesce_s
-        self._sent_at = float("-inf")
+        self._sent_at: float | None = None
         self._unparsed: list[int] = []
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -35,8 +35,10 @@ class Generation:
         return len(self._ids)
 
     def add(self, piece: Piece) -> Iterator[Delta]:
-        if not self._cells:
+        if self._sent_at is None:
+            # The engine confirmed the prompt: the answer may begin.
             self.cached_tokens = piece.cached_tokens
+            yield Delta()
         self._ids += piece.output_ids
         self._logprobs += piece.logprobs
         self._versions += piece.versions
@@ -46,7 +48,7 @@ class Generation:
         if piece.finish is not None:
             self._finish = piece.finish
         now = self._clock.now()
-        if now - self._sent_at >= self._coalesce_s:
+        if self._sent_at is None or now - self._sent_at >= self._coalesce_s:
             self._sent_at = now
             yield from self._parse()
 

@@ -76,7 +76,7 @@ class TurnHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """Text that became readable; one of the two is set."""
+    """Text that became readable; at most one of the two is set. None: tokens came that are not readable yet."""
 
     text: str = ""
     reasoning: str = ""

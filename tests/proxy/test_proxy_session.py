@@ -1,0 +1,335 @@
+"""Calls over HTTP under trouble: retries, lost clients, moved cells, failures, limits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from proxy_app import App, running_app
+from proxy_fakes import ScriptedEngine, logprob, tool_call, until
+
+from gyre.core.errors import GyreError
+from gyre.core.records import CallRecord
+from gyre.proxy.base import SessionSpec
+
+LONG = "abcdefghij" * 8
+BODY = {"model": "m", "max_tokens": 500, "stream": True, "messages": [{"role": "user", "content": "go"}]}
+
+
+def answer(prompt: str) -> str:
+    return tool_call("ls", '{"path": "."}') if "tool please" in prompt else LONG
+
+
+class Gate:
+    """Holds an engine once it has produced `after` tokens of a call, until opened."""
+
+    def __init__(self, engine: ScriptedEngine, after: int = 10) -> None:
+        self.reached, self._open = asyncio.Event(), asyncio.Event()
+        self._after = after
+        engine.step = self._step
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def _step(self, done: int) -> None:
+        if done >= self._after:
+            self.reached.set()
+            await self._open.wait()
+
+
+async def post(app: App, body: dict[str, Any], path: str = "/v1/messages", **headers: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=20) as client:
+        return await client.post(app.url + path, json=body, headers={**app.headers, **headers})
+
+
+async def lines(response: httpx.Response) -> AsyncIterator[str]:
+    async for line in response.aiter_lines():
+        if line.startswith("event: "):
+            yield line[7:]
+
+
+def without_pings(body: bytes) -> bytes:
+    return body.replace(b'event: ping\ndata: {"type":"ping"}\n\n', b"")
+
+
+def deltas(text: str) -> str:
+    return "".join(part.split('"')[0] for part in text.split('"text":"')[1:])
+
+
+async def test_text_leaves_while_it_is_produced(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0])
+        async with (
+            httpx.AsyncClient(timeout=20) as client,
+            client.stream("POST", app.url + "/v1/messages", json=BODY, headers=app.headers) as response,
+        ):
+            chunks = response.aiter_text()
+            got = ""
+            while deltas(got) != LONG[:10]:
+                got += await anext(chunks)
+            assert "message_stop" not in got
+            assert app.sink.records == []
+            gate.open()
+            async for chunk in chunks:
+                got += chunk
+        assert deltas(got) == LONG
+        assert got.rstrip().endswith('{"type":"message_stop"}')
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_silence_is_filled_with_events_before_and_after_the_first_token(proxy_tokenizer: Any, path: str) -> None:
+    body = {**BODY, "input": "go"}
+    events = {"/v1/messages": "ping", "/v1/chat/completions": '"delta":{}', "/v1/responses": "response.in_progress"}
+    for after in (0, 10):
+        async with running_app(proxy_tokenizer, answer, keepalive_s=0.03) as app:
+            gate = Gate(app.engines[0], after)
+            async with (
+                httpx.AsyncClient(timeout=20) as client,
+                client.stream("POST", app.url + path, json=body, headers=app.headers) as response,
+            ):
+                assert response.status_code == 200
+                got = ""
+                async for chunk in response.aiter_text():
+                    got += chunk
+                    if got.count(events[path]) >= 4:
+                        gate.open()
+            assert len(app.sink.records) == 1
+            assert "\n:" not in got, "comments do not count as life"
+
+
+async def test_T15_a_drain_is_invisible_and_exact(proxy_tokenizer: Any) -> None:
+    """The same call with and without a move: same bytes to the harness, same tokens and log-probs on record."""
+    bodies: list[bytes] = []
+    records: list[CallRecord] = []
+    for move in (False, True):
+        async with running_app(proxy_tokenizer, answer, cells=2) as app:
+            app.router.set_routes([app.route(0)])
+            gate = Gate(app.engines[0])
+            running = asyncio.create_task(post(app, BODY))
+            await gate.reached.wait()
+            if move:
+                app.router.set_routes([app.route(1)])
+                report = await app.proxy.drain(0)
+                assert (report.calls_in_flight, report.rerouted, report.failed) == (1, 1, 0)
+            gate.open()
+            bodies.append((await running).content)
+            records.append(app.sink.records[0])
+            stats = await app.proxy.stats()
+            assert (stats.harness_errors_from_transitions, stats.prompt_mismatches, stats.calls_done) == (0, 0, 1)
+    assert bodies[0] == bodies[1]
+    assert records[0].output_ids == records[1].output_ids
+    prompt = len(records[1].delta_ids)
+    assert records[1].output_logprobs == [logprob(token, prompt + i) for i, token in enumerate(records[1].output_ids)]
+    assert records[1].output_versions == [0] * 10 + [1] * (len(records[1].output_ids) - 10)
+    assert records[1].cells == [0, 1]
+
+
+async def test_a_call_survives_a_time_without_any_engine(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, cells=2, keepalive_s=0.03) as app:
+        app.router.set_routes([app.route(0)])
+        gate = Gate(app.engines[0])
+        running = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        app.router.set_routes([])
+        report = await app.proxy.drain(0)
+        assert report.rerouted == 1
+        await until(lambda: app.router.held)
+        assert (await app.proxy.stats()).held == 1
+        app.router.set_routes([app.route(1)])
+        response = await running
+        assert deltas(response.text) == LONG
+        assert app.sink.records[0].cells == [0, 1]
+
+
+async def test_holding_too_long_is_503_with_retry_after_before_the_first_byte(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, hold_s=0.05) as app:
+        app.router.set_routes([])
+        response = await post(app, BODY)
+        assert response.status_code == 503
+        assert response.headers["retry-after"]
+        assert response.json()["error"]["type"] == "overloaded_error"
+        assert (await app.proxy.stats()).harness_errors_from_transitions == 1
+
+
+async def test_retry_of_a_running_call_attaches(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0])
+        first = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        second = asyncio.create_task(post(app, BODY))
+        await until(lambda: app.session().counts["attached"])
+        gate.open()
+        assert (await first).content == (await second).content
+        assert len(app.engines[0].requests) == 1
+        assert len(app.sink.records) == 1
+
+
+async def test_retry_of_a_finished_call_replays_its_bytes(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        first = await post(app, BODY)
+        digest = app.session().tree.digest()
+        moved = {**BODY, "messages": [{"role": "user", "content": [
+            {"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]}]}  # fmt: skip
+        assert (await post(app, moved)).content == first.content
+        whole = await post(app, {**BODY, "stream": False})
+        assert whole.json()["content"] == [{"type": "text", "text": LONG}]
+        assert len(app.engines[0].requests) == 1
+        assert app.session().tree.digest() == digest
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.calls, summary.retries_replayed, summary.retries_attached, summary.orphans) == (1, 2, 0, 0)
+
+
+async def test_another_agent_with_the_same_request_is_another_call(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        one, two = await asyncio.gather(
+            post(app, BODY, **{"x-claude-code-agent-id": "a1"}), post(app, BODY, **{"x-claude-code-agent-id": "a2"})
+        )
+        assert one.status_code == two.status_code == 200
+        assert sorted(record.agent_id for record in app.sink.records) == ["a1", "a2"]
+        assert {record.role for record in app.sink.records} == {"sub-agent"}
+
+
+async def test_T11_a_client_that_leaves_cancels_its_call_and_leaves_an_orphan(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0])
+        running = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        left_at = asyncio.get_running_loop().time()
+        running.cancel()
+        await until(lambda: app.sink.records and app.engines[0].cancelled)
+        assert asyncio.get_running_loop().time() - left_at < 0.5
+        (orphan,) = app.sink.records
+        assert (orphan.trainable, orphan.finish, orphan.flags) == (False, "abort", ["orphan"])
+        assert proxy_tokenizer.decode(orphan.output_ids) == LONG[:10]
+        app.engines[0].step = None
+        again = await post(app, BODY)
+        assert deltas(again.text) == LONG
+        assert len(app.engines[0].requests) == 2
+        assert app.sink.records[1].trainable
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.calls, summary.orphans) == (1, 1)
+
+
+async def test_T11_a_call_that_fails_before_a_token_changes_nothing(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        await post(app, BODY)
+        digest = app.session().tree.digest()
+        follow_up = {**BODY, "messages": [*BODY["messages"], {"role": "assistant", "content": LONG},
+                                          {"role": "user", "content": "more"}]}  # type: ignore[misc]  # fmt: skip
+        app.engines[0].corrupt_prompt = True
+        response = await post(app, follow_up)
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "api_error"
+        assert app.session().tree.digest() == digest
+        assert len(app.sink.records) == 1
+        assert (await app.proxy.stats()).prompt_mismatches == 1
+        app.engines[0].corrupt_prompt = False
+        assert (await post(app, follow_up)).status_code == 200
+        assert app.sink.records[1].parent == app.sink.records[0].call_id
+
+
+async def test_a_failure_after_the_first_byte_ends_the_stream_with_an_error(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, hold_s=0.05) as app:
+        gate = Gate(app.engines[0])
+        running = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        app.router.set_routes([])
+        await app.proxy.drain(0)
+        response = await running
+        assert response.status_code == 200
+        assert 'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"' in response.text
+        assert [record.trainable for record in app.sink.records] == [False]
+
+
+async def test_a_record_that_cannot_be_stored_ends_the_session(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        app.sink.fail = OSError("disk full")
+        response = await post(app, {**BODY, "stream": False})
+        assert response.status_code == 500
+        assert (await post(app, {**BODY, "max_tokens": 7})).status_code == 410
+
+
+async def test_back_pressure_is_429_with_retry_after(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, running=1) as app:
+        gate = Gate(app.engines[0])
+        running = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        for path, kind in (("/v1/messages", "rate_limit_error"), ("/v1/chat/completions", "rate_limit_error")):
+            refused = await post(app, {**BODY, "max_tokens": 9}, path)
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == kind
+        gate.open()
+        assert (await running).status_code == 200
+
+
+async def test_closing_ends_running_calls_and_serves_no_more(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0])
+        running = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.calls, summary.orphans) == (0, 1)
+        assert len(app.sink.records) == 1
+        assert "event: error" in (await running).text
+        late = await post(app, BODY)
+        assert (late.status_code, late.json()["error"]["type"]) == (410, "invalid_request_error")
+        assert await app.proxy.close_session("g0-0") == summary
+        with pytest.raises(GyreError, match="has ended"):
+            await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake"))
+
+
+async def test_opening_twice_answers_the_same_access(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        assert await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake")) == app.access
+        other = await app.proxy.open_session(SessionSpec(execution_id="g0-1", harness="fake"))
+        assert other.path != app.access.path
+        assert other.api_key != app.access.api_key
+
+
+async def test_responses_items_are_done_only_when_recorded(proxy_tokenizer: Any) -> None:
+    """Codex acts on output_item.done: the record must be there first."""
+    async with running_app(proxy_tokenizer, answer) as app:
+        stored, go_on = asyncio.Event(), asyncio.Event()
+        put = app.sink.put
+
+        async def slow_put(record: CallRecord) -> None:
+            stored.set()
+            await go_on.wait()
+            await put(record)
+
+        app.sink.put = slow_put  # type: ignore[method-assign]
+        body = {"model": "m", "input": "tool please", "stream": True}
+        got: list[str] = []
+        async with (
+            httpx.AsyncClient(timeout=20) as client,
+            client.stream("POST", app.url + "/v1/responses", json=body, headers=app.headers) as response,
+        ):
+            await stored.wait()
+            go_on.set()
+            async for event in lines(response):
+                got.append(event)
+                if event.endswith(".done") or event == "response.completed":
+                    assert len(app.sink.records) == 1
+        assert [event for event in got if event != "response.in_progress"] == [
+            "response.created",
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+
+
+async def test_calls_of_one_execution_run_side_by_side(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0], after=0)
+        running = [
+            asyncio.create_task(post(app, {**BODY, "messages": [{"role": "user", "content": f"agent {i}"}]}))
+            for i in range(5)
+        ]
+        await until(lambda: len(app.engines[0].requests) == 5)
+        gate.open()
+        assert {deltas(response.text) for response in await asyncio.gather(*running)} == {LONG}
+        assert sorted(record.seq for record in app.sink.records) == list(range(5))
