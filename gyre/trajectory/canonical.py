@@ -76,6 +76,8 @@ def same_turn(emitted: Message, echoed: Message) -> bool:
 
     A turn with calls is identified by its call ids: all of them, no other, in any order. A turn without calls is
     identified by its text."""
+    if emitted == echoed:
+        return True
     if emitted.tool_calls or echoed.tool_calls:
         return {call.id for call in emitted.tool_calls} == {call.id for call in echoed.tool_calls}
     return emitted.text.strip() == echoed.text.strip()

@@ -98,21 +98,22 @@ def path_tokens(node: Node | None, length: int) -> Tokens:
 def longest_prefix(
     ids: Tokens, roots: list[Node], at: Node | None = None, position: int = 0
 ) -> tuple[Node | None, int]:
-    """The node and the number of tokens that its path shares with `ids`, as many as any stored path shares.
+    """The node and the number of tokens that its path shares with a prompt, as many as any stored path shares.
 
-    The search may start at a node whose path is known to share `position` tokens. Ties go to the oldest node. Work is
-    O(tokens of the nodes that are compared): the shared part, plus the first token of each branch beside it."""
+    `ids` are the prompt's tokens from `position` on; `at` is a node whose path shares the first `position` tokens. Ties
+    go to the oldest node. Work is O(compared tokens): the shared part, and the first token of each branch beside it."""
     best, reach = at, position
     frontier: list[tuple[list[Node], int, int]] = [(roots if at is None else at.children, position, position)]
     while frontier:
         children, lowest, highest = frontier.pop()
         for child in children:
-            start = child.start
-            if not lowest <= start <= highest or start >= len(ids) or not len(child.tokens):
+            start = child.record.prefix_len
+            if not lowest <= start <= highest or start - position >= len(ids) or not len(child.tokens):
                 continue
-            if child.tokens[0] != ids[start]:
+            rest = ids[start - position :]
+            if child.tokens[0] != rest[0]:
                 continue
-            end = start + _common(child.tokens, ids[start:])
+            end = start + _common(child.tokens, rest)
             if end > reach or (end == reach and best is not None and child.record.seq < best.record.seq):
                 best, reach = child, end
             frontier.append((child.children, start, end))
@@ -124,3 +125,28 @@ def _common(a: Tokens, b: Tokens) -> int:
     differs = a[:n] != b[:n]
     first = int(differs.argmax())
     return first if differs[first] else n
+
+
+class RecentPaths:
+    """Paths of recent calls as lists, so that the next call of each agent copies its prompt instead of collecting it.
+
+    Derived data only: results never depend on what is kept. Successive paths share their integers."""
+
+    def __init__(self, limit_tokens: int = 500_000) -> None:
+        self._limit = limit_tokens
+        self._paths: dict[str, list[int]] = {}
+
+    def put(self, call_id: str, path: list[int], replaces: str | None) -> None:
+        """`replaces` names the call that this path continues; a later branch from there collects its path again."""
+        if replaces is not None:
+            self._paths.pop(replaces, None)
+        self._paths[call_id] = path
+        while len(self._paths) > 1 and sum(map(len, self._paths.values())) > self._limit:
+            del self._paths[next(iter(self._paths))]
+
+    def get(self, node: Node) -> list[int]:
+        kept = self._paths.get(node.call_id)
+        if kept is not None:
+            return kept
+        collected: list[int] = path_tokens(node, node.end).tolist()
+        return collected

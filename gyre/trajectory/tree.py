@@ -9,13 +9,12 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 
 from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord, FinishReason, RoleClass
 from gyre.trajectory.conversation import Conversation, Message
 from gyre.trajectory.history import History, Match
-from gyre.trajectory.node import Node, Tokens, as_tokens, longest_prefix, make_node, path_tokens
+from gyre.trajectory.node import Node, RecentPaths, as_tokens, longest_prefix, make_node, path_tokens
 from gyre.trajectory.render import BRIDGE_TAIL, ChatRenderer
 
 
@@ -76,6 +75,7 @@ class TrajectoryTree:
         self._nodes: dict[str, Node] = {}
         self._roots: list[Node] = []
         self._history = History()
+        self._recent = RecentPaths()
 
     @classmethod
     def from_records(cls, records: Iterable[CallRecord]) -> "TrajectoryTree":
@@ -164,17 +164,20 @@ class TrajectoryTree:
         renderer = self._require_renderer()
         match = self._history.match(conversation)
         flags: set[str] = set()
-        ids, at, position = None, None, 0
+        at: Node | None = None
+        path: list[int] = []
+        new: list[int] | None = None
         if match.turn is not None:
-            continued = self._nodes[match.turn]
-            new = self._restored(conversation, match.start, flags)
-            ids = self._bridged(renderer, continued, new, match.start)
-            if ids is not None:
-                at, position = continued, continued.end
-        if ids is None:
+            at = self._nodes[match.turn]
+            path = self._recent.get(at)
+            prompt, output = path[max(0, at.output_start - BRIDGE_TAIL) : at.output_start], path[at.output_start :]
+            new = renderer.bridge(prompt, output, self._restored(conversation, match.start, flags), match.start)
+        if new is None:
             flags.clear()
-            ids = as_tokens(renderer.render(self._restored(conversation, 0, flags)))
-        parent, prefix_len = longest_prefix(ids, self._roots, at, position)
+            at, path = None, []
+            new = renderer.render(self._restored(conversation, 0, flags))
+        input_ids = path + new
+        parent, prefix_len = longest_prefix(as_tokens(new), self._roots, at, len(path))
         if match.turn is not None and prefix_len < self._nodes[match.turn].end:
             flags.add("prefix_break")
         return PreparedCall(
@@ -182,10 +185,10 @@ class TrajectoryTree:
             conversation=conversation,
             role=role,
             agent_id=agent_id,
-            input_ids=ids.tolist(),
+            input_ids=input_ids,
             parent=parent.call_id if parent else None,
             prefix_len=prefix_len,
-            delta_ids=ids[prefix_len:].tolist(),
+            delta_ids=input_ids[prefix_len:],
             drift=match.drift,
             flags=sorted(flags),
             match=match,
@@ -214,8 +217,8 @@ class TrajectoryTree:
         parent_id, prefix_len = prepared.parent, prepared.prefix_len
         if len(self._nodes) != prepared.nodes_seen:
             at = self._nodes[parent_id] if parent_id is not None else None
-            ids = as_tokens(prepared.input_ids)
-            parent, prefix_len = longest_prefix(ids, self._roots, at, prefix_len)
+            rest = as_tokens(prepared.input_ids[prefix_len:])
+            parent, prefix_len = longest_prefix(rest, self._roots, at, prefix_len)
             parent_id = parent.call_id if parent else None
         record = CallRecord(
             execution_id=self.execution_id,
@@ -239,6 +242,7 @@ class TrajectoryTree:
             flags=sorted({*prepared.flags, *flags}),
         )
         self._append(record)
+        self._recent.put(call_id, prepared.input_ids + sample.output_ids, prepared.match.turn)
         self._history.note_echoes(prepared.match.fresh_echoes)
         if emitted is not None:
             self._history.remember(call_id, record.seq, prepared.conversation, prepared.match, emitted)
@@ -255,12 +259,6 @@ class TrajectoryTree:
                 messages[index], flag = self._history.restore(messages[index])
                 flags.add(flag)
         return msgspec.structs.replace(conversation, messages=tuple(messages))
-
-    def _bridged(self, renderer: ChatRenderer, node: Node, conversation: Conversation, start: int) -> Tokens | None:
-        path = path_tokens(node, node.end)
-        prompt, output = path[: node.output_start], path[node.output_start :]
-        new = renderer.bridge(prompt[-BRIDGE_TAIL:].tolist(), output.tolist(), conversation, start)
-        return None if new is None else np.concatenate([path, as_tokens(new)])
 
     def _require_renderer(self) -> ChatRenderer:
         if self._renderer is None:
