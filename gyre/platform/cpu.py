@@ -7,7 +7,6 @@ costs what it costs without this module (notes/training.md §2.3; measured in te
 """
 
 import importlib
-import os
 from types import ModuleType
 from typing import Any
 
@@ -44,18 +43,19 @@ def _answer_cuda_questions() -> None:
 
 
 def _import_megatron_without_compiler() -> None:
-    """Small Megatron functions are decorated with `torch.compile` at import; on a CPU that means a C++ compiler and
-    seconds of waiting for nothing."""
-    before = os.environ.get("TORCHDYNAMO_DISABLE")
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    """Small Megatron functions are decorated with `torch.compile` at import. On a CPU that means a C++ compiler, and
+    loading the compiler itself costs every process more than a second."""
+    compiler = torch.compile
+    torch.compile = _not_compiled  # type: ignore[assignment]
     try:
         jit = importlib.import_module("megatron.core.jit")
     finally:
-        if before is None:
-            del os.environ["TORCHDYNAMO_DISABLE"]
-        else:
-            os.environ["TORCHDYNAMO_DISABLE"] = before
+        torch.compile = compiler
     jit.disable_jit_fuser()
+
+
+def _not_compiled(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _not_compiled
 
 
 class _TorchOnCpu(ModuleType):
