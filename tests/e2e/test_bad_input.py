@@ -1,0 +1,57 @@
+"""Bad input ends the command with code 2 and one sentence, before any process or run directory exists."""
+
+from pathlib import Path
+
+import pytest
+
+from gyre.cli.main import main
+
+REPOSITORY = Path(__file__).parents[2]
+QUICKSTART = str(REPOSITORY / "examples/quickstart.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("scheduler.muu=2", "scheduler.muu is not a known key; did you mean 'mu'"),
+        ("scheduler.N=many", "scheduler.N: expected `int`, got `str`"),
+        ("scheduler.phi=0.3", "must be a whole number"),
+        ("admission.J_max=0", "admission.J_max: expected `int` >= 1"),
+        ("scheduler.N=64", "one group must fit"),
+        ("policy.model=nowhere", "has no config.json"),
+        ("tasks.root=nowhere", "nowhere"),
+        ("harness.name=nobody", "nobody"),
+        ("engine.kv_blocks=4", "holds less than one context"),
+        ("trainer.parallel.tensor=2", "one rank per cell"),
+    ],
+)
+def test_bad_config_is_refused_in_one_sentence(
+    override: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", QUICKSTART, override, "--run-dir", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not run.exists()
+
+
+def test_colocate_with_extra_dispatch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["scheduler.policy=colocate", "scheduler.K=1", "scheduler.C_s=0", "scheduler.phi=0.5"]
+    assert main(["train", QUICKSTART, *overrides, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "φ must be 0" in capsys.readouterr().err
+
+
+def test_a_broken_task_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = tmp_path / "tasks" / "lonely"
+    task.mkdir(parents=True)
+    (task / "task.toml").write_text("[agent\n")
+    assert main(["train", QUICKSTART, f"tasks.root={task.parent}", "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "lonely" in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_harness_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", QUICKSTART, f"harness.root={tmp_path}", "--run-dir", str(tmp_path / "run")]) == 2
+    assert "claude" in capsys.readouterr().err
