@@ -1,0 +1,18 @@
+"""Unmodified agent harnesses, described as data: a new one is a profile, not code (DESIGN §5)."""
+
+from gyre.harnesses.install import check, default_root, install, prefix_of
+from gyre.harnesses.launch import HarnessLaunch, prepare
+from gyre.harnesses.profile import HarnessProfile, Install, load_profile, profile_names
+
+__all__ = [
+    "HarnessLaunch",
+    "HarnessProfile",
+    "Install",
+    "check",
+    "default_root",
+    "install",
+    "load_profile",
+    "prefix_of",
+    "prepare",
+    "profile_names",
+]

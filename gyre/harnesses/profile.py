@@ -1,0 +1,90 @@
+"""A harness profile: how to install, check, start and recognise one harness (notes/harnesses.md).
+
+Profiles are the TOML files in `profiles/`. Their texts are `string.Template`s: `${name}` is replaced, `$$` is a `$`.
+"""
+
+import tomllib
+from pathlib import Path
+from string import Template
+from typing import Literal
+
+import msgspec
+
+from gyre.core.config import decode
+from gyre.core.errors import ConfigError
+from gyre.trajectory.roles import RoleMarkers
+
+PROFILES = Path(__file__).parent / "profiles"
+
+PREFIX_VARIABLES = frozenset({"prefix", "arch"})
+"""Known as soon as the harness is installed: its directory, and the processor as npm spells it."""
+LAUNCH_VARIABLES = PREFIX_VARIABLES | {"base_url", "api_key", "instruction", "instruction_json", "home"}
+"""Known when an execution starts."""
+
+
+class Install(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    source: Literal["npm", "pypi"]
+    package: str
+    version: str
+    pins: list[str] = []
+    """Requirements that fix the versions of dependencies."""
+
+
+class HarnessProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    dialect: Literal["anthropic", "responses", "chat"]
+    install: Install
+    binary: str
+    """Path of the executable; missing means not installed."""
+    version_command: list[str]
+    """Prints the version, among other words, within `start_timeout_s`."""
+    argv: list[str]
+    env: dict[str, str] = {}
+    files: dict[str, str] = {}
+    """Path below HOME → content, written before the start."""
+    stdin: str = ""
+    """Text on standard input; the prompt belongs here when the harness reads it there (an argument holds 128 KiB)."""
+    start_timeout_s: float = 60.0
+    markers: RoleMarkers = RoleMarkers()
+    canned_answers: dict[str, str] = {}
+    """Model name that only auxiliary calls ask for → text that they are answered with."""
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in PROFILES.glob("*.toml"))
+
+
+def load_profile(name: str) -> HarnessProfile:
+    """Raises ConfigError for an unknown harness or a broken profile."""
+    if name not in profile_names():
+        raise ConfigError(f"harness {name!r} is unknown; there are {', '.join(profile_names())}.")
+    return read_profile(PROFILES / f"{name}.toml")
+
+
+def read_profile(path: Path) -> HarnessProfile:
+    """The profile in a file; its name is the file's. Raises ConfigError."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    profile = decode({"name": path.stem, **data}, HarnessProfile, where=str(path), base=path.parent)
+    _check_variables(profile, str(path))
+    return profile
+
+
+def _check_variables(profile: HarnessProfile, where: str) -> None:
+    early = {"binary": [profile.binary], "version_command": profile.version_command}
+    late = {
+        "argv": profile.argv,
+        "env": list(profile.env.values()),
+        "files": list(profile.files.values()),
+        "stdin": [profile.stdin],
+    }
+    for allowed, fields in ((PREFIX_VARIABLES, early), (LAUNCH_VARIABLES, late)):
+        for field, texts in fields.items():
+            for text in texts:
+                template = Template(text)
+                unknown = set(template.get_identifiers()) - allowed if template.is_valid() else {"a stray $"}
+                if unknown:
+                    names = ", ".join(f"${{{name}}}" for name in sorted(allowed))
+                    raise ConfigError(f"{where}: {field}: {min(unknown)} is unknown; use {names}, or $$ for a dollar.")
