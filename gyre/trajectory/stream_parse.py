@@ -138,7 +138,7 @@ class StreamingParse:
             elif self._state == "reasoning":
                 if token == grammar.think_close:
                     if self._calls_at is not None:
-                        run = [t for t in self._ids[self._calls_at : -1] if t != grammar.think_open]
+                        run += [t for t in self._ids[self._calls_at : -1] if t != grammar.think_open]
                         self._calls_at = None
                     reasoning += self._reasoning.feed(run, last=True)
                     self._state, run = "content", []

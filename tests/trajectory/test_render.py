@@ -1,10 +1,10 @@
 import itertools
 import json
+import os
 import random
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import QWEN_SPECIALS, TOOLS, answer_text, make_tokenizer, result, split_ids, system, user
 
@@ -188,6 +188,7 @@ PIECES = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
+@example(pieces=["<think>", "hello ", "<tool_call>", "</think>"], cuts=[2], canonical=False, thinking=False)
 @given(pieces=PIECES, cuts=st.lists(st.integers(0, 400), max_size=12), canonical=st.booleans(), thinking=st.booleans())
 def test_stream_deltas_concatenate_to_the_parse(
     renderer, thinking_renderer, tokenizer, pieces, cuts, canonical, thinking
@@ -250,16 +251,27 @@ def test_random_tokens_never_break_the_parser(renderer, thinking_renderer, token
             json.dumps([turn.text, turn.reasoning])
 
 
-REAL_QWEN3 = Path(__file__).parents[3] / "shared" / "models" / "qwen3-tokenizer"
+REAL_QWEN3 = os.environ.get("GYRE_QWEN3_TOKENIZER", "")
 
 
-@pytest.mark.skipif(not REAL_QWEN3.is_dir(), reason=f"the real Qwen3 tokenizer is not at {REAL_QWEN3}")
+@pytest.mark.skipif(not REAL_QWEN3, reason="set GYRE_QWEN3_TOKENIZER to a directory with the real Qwen3 tokenizer")
 def test_real_qwen3_tokenizer_matches_its_own_template():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(REAL_QWEN3)
     renderer = ChatRenderer(tokenizer, "qwen3", thinking=True)
-    wire = [{"role": message.role, "content": message.text} for message in HEAD]
-    assert renderer.render(Conversation(HEAD)) == tokenizer.apply_chat_template(
-        wire, add_generation_prompt=True, return_dict=False
-    )
+    call = ToolCall("c1", "Bash", {"command": "ls"})
+    turn = Message(role="assistant", text="go", tool_calls=(call,))
+    messages = (*HEAD, turn, result(call, "a b"), user("é😀 next"))
+    wire = [{"role": message.role, "content": message.text} for message in messages]
+    wire[2]["tool_calls"] = [{"function": {"name": "Bash", "arguments": {"command": "ls"}}}]
+    tools = [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in TOOLS
+    ]
+    ids = tokenizer.apply_chat_template(wire, tools=tools, add_generation_prompt=True, return_dict=False)
+    assert renderer.render(Conversation(messages, TOOLS)) == ids
+    prompt = renderer.render(Conversation(HEAD, TOOLS))
+    sampled = tokenizer.encode(answer_text("go", (("Bash", {"command": "ls"}),)) + "<|im_end|>")
+    bridged = renderer.bridge(prompt, sampled, Conversation(messages, TOOLS), 3)
+    assert prompt + sampled + bridged == ids
