@@ -13,11 +13,13 @@ import msgspec
 import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
-from gyre.engines.local import attention
+from gyre.engines.local import attention, kv
 from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.sampling import Sampler
 
 
 class Produced(msgspec.Struct, kw_only=True):
@@ -81,6 +83,7 @@ class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
 
 
 SCHEDULER_MAPPING["gyre"] = TrackingScheduler
+ATTN_TYPE_TO_ALLOCATOR[kv.InPlaceAllocator.layer_type] = kv.InPlaceAllocator
 
 
 class _Router(OutputRouter):  # type: ignore[misc]
@@ -151,7 +154,6 @@ class Batcher:
             max_requests_per_batch=config.max_requests,
             scheduler_type="gyre",
             return_logprobs=True,
-            seed=config.seed,
             auto_switch_to_flash=False,
             per_request_processors=True,
         )
@@ -162,7 +164,9 @@ class Batcher:
         self._manager.background_thread_status = _Status(failed)
         # Creates the KV memory here and now instead of later on the generation thread.
         self._manager.warmup()
-        self._scheduler: TrackingScheduler = self._manager.batch_processor.scheduler
+        processor = self._manager.batch_processor
+        processor.model_runner._sample = Sampler(config.seed).draw_into
+        self._scheduler: TrackingScheduler = processor.scheduler
         self._router.scheduler = self._scheduler
         with torch.inference_mode():
             self._manager.start()
