@@ -53,6 +53,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     objective: ObjectiveConfig = ObjectiveConfig()
     temperature: float = 1.0
     """Temperature of the rollouts: log-probabilities are those of the distribution that was sampled from."""
+    share_prefixes: bool = True
+    """Packed-tree training: rows of one pack that begin alike compute the common part once. False: separate rows."""
     group_timeout_s: float = 30.0
     """Longest wait for another member in a gradient reduction."""
     threads: int = 1

@@ -41,7 +41,7 @@ class MegatronTrainer:
         store = connect_store(config.store, STORE_TIMEOUT_S)
         parallel.initialize(config.parallel, config.rank, f"cell/{config.cell}/{config.incarnation}", store)
         self._groups = PrefixGroups(store, config.cell, config.rank, config.host, config.group_timeout_s)
-        self._replica = Replica(config.model_dir, config.temperature)
+        self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes)
         self._adam = Adam(self._replica, config.optimizer) if self._core else None
         self.version = 0 if self._core else -1
         """Policy version of the parameters; −1 before a satellite's first join."""

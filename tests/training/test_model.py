@@ -37,7 +37,7 @@ def random_ids(seed: int, *lengths: int) -> list[list[int]]:
 def test_weights_round_trip_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
     hf = make_model(name, tmp_path)
     state = hf.state_dict()
-    replica = Replica(str(tmp_path), 1.0)
+    replica = Replica(str(tmp_path))
     replica.scatter(state)
 
     whole = replica.whole()
@@ -54,7 +54,7 @@ def test_weights_round_trip_and_logprobs_equal_transformers(name: str, tmp_path:
 
 def test_gradients_of_a_pack_equal_those_of_transformers(tmp_path: Path) -> None:
     hf = make_model("qwen3-tied", tmp_path)
-    replica = Replica(str(tmp_path), 1.0)
+    replica = Replica(str(tmp_path))
     replica.scatter(hf.state_dict())
     replica.zero_gradients()
     sequences = random_ids(2, 40, 25)
@@ -67,7 +67,7 @@ def test_gradients_of_a_pack_equal_those_of_transformers(tmp_path: Path) -> None
 
 
 def test_only_targets_are_scored_and_tokens_after_the_last_are_left_out(model_dir: str, hf_model) -> None:
-    replica = Replica(model_dir, 1.0)
+    replica = Replica(model_dir)
     replica.scatter(hf_model.state_dict())
     (ids,) = random_ids(3, 60)
     row = Row(ids_T=ids, targets=[5, 17, 30], logprobs=[0.0] * 3, versions=[0] * 3)
@@ -94,7 +94,7 @@ def test_temperature_divides_logits(model_dir: str, hf_model) -> None:
 
 
 def test_logits_in_chunks_change_nothing(model_dir: str, hf_model, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = Replica(model_dir, 1.0)
+    replica = Replica(model_dir)
     replica.scatter(hf_model.state_dict())
     rows = [every_token(ids) for ids in random_ids(5, 50, 20)]
     results = []
@@ -109,7 +109,7 @@ def test_logits_in_chunks_change_nothing(model_dir: str, hf_model, monkeypatch: 
 
 
 def test_missing_or_misshapen_weights_are_named(model_dir: str, hf_model) -> None:
-    replica = Replica(model_dir, 1.0)
+    replica = Replica(model_dir)
     state = dict(hf_model.state_dict())
     name = "model.layers.1.mlp.up_proj.weight"
     with pytest.raises(WeightsUnavailable, match=name):
@@ -128,9 +128,9 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, change: dict[
     config.update(change)
     config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        Replica(str(tmp_path), 1.0)
+        Replica(str(tmp_path))
 
 
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        Replica(str(tmp_path), 1.0)
+        Replica(str(tmp_path))

@@ -11,10 +11,13 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch.nn.functional import scaled_dot_product_attention
 
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
 
 @dataclass(frozen=True)
 class Node:
-    """Tokens [start, end) of a pack and, nearest last, the token ranges of all ancestors."""
+    """Tokens [start, end) of a pack and the token ranges of all its ancestors, root first, adjacent ranges joined."""
 
     start: int
     end: int
@@ -36,12 +39,9 @@ class NodeParams(PackedSeqParams):  # type: ignore[misc]
         self.nodes = nodes
 
 
-class SdpaCore(torch.nn.Module):
-    """Core attention of a Megatron layer: one scaled-dot-product call per node.
-
-    One call per node beats one dense mask over the pack: the mask would make the kernel compute T² scores
-    (notes/training.md §7).
-    """
+class NodeAttention(torch.nn.Module):
+    """Core attention of a Megatron layer. Computes the scores inside the tree and no others: a dense mask over the
+    pack would cost T² of them (notes/training.md §7)."""
 
     def __init__(self, config: Any, **_: Any) -> None:
         super().__init__()
@@ -58,23 +58,86 @@ class SdpaCore(torch.nn.Module):
     ) -> torch.Tensor:
         """query [T, heads, dim], key and value [T, groups, dim] → [T, heads·dim]."""
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        out = torch.cat([self._node(node, q, k, v) for node in packed_seq_params.nodes], dim=2)
-        return out[0].transpose(0, 1).flatten(1)
+        attend = attend_flash if query.device.type == "cpu" else attend_masked
+        return attend(q, k, v, packed_seq_params.nodes, self.scale)[0].transpose(0, 1).flatten(1)
 
-    def _node(self, node: Node, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+
+def attend_masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[Node, ...], scale: float
+) -> torch.Tensor:
+    """q [1, heads, T, dim], k and v [1, groups, T, dim] → [1, heads, T, dim]: for each node one call over the keys of
+    ancestors and node together. Runs on every device."""
+    outputs = []
+    for node in nodes:
         ranges = (*node.ancestors, (node.start, node.end))
-        keys = torch.cat([k[:, :, a:b] for a, b in ranges], dim=2)
-        values = torch.cat([v[:, :, a:b] for a, b in ranges], dim=2)
+        keys, values = (torch.cat([x[:, :, a:b] for a, b in ranges], dim=2) for x in (k, v))
         mask = None
         if node.ancestors:
             length, seen = node.end - node.start, keys.shape[2]
             mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
-        return scaled_dot_product_attention(
-            q[:, :, node.start : node.end],
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=True,
+        queries = q[:, :, node.start : node.end]
+        outputs.append(
+            scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+            )
         )
+    return torch.cat(outputs, dim=2)
+
+
+def attend_flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[Node, ...], scale: float
+) -> torch.Tensor:
+    """The same as `attend_masked` on a CPU, without masks and without copies of ancestors' keys: each ancestor range
+    is attended to on its own and the partial results are merged by their log-sum-exp, as in ring attention."""
+    return _NodeFlash.apply(q, k, v, nodes, scale)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _NodeFlash(torch.autograd.Function):
+    """Saves q, k, v, the output and one log-sum-exp a query, whatever the shape of the tree."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[Node, ...], scale: float
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        for node in nodes:
+            own = slice(node.start, node.end)
+            queries = q[:, :, own]
+            o, total = _flash(queries, k[:, :, own], v[:, :, own], 0.0, True, scale=scale)
+            for a, b in node.ancestors:
+                part, part_lse = _flash(queries, k[:, :, a:b], v[:, :, a:b], 0.0, False, scale=scale)
+                merged = torch.logaddexp(total, part_lse)
+                o = o * (total - merged).exp()[..., None] + part * (part_lse - merged).exp()[..., None]
+                total = merged
+            out[:, :, own], lse[:, :, own] = o, total
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.nodes, ctx.scale = nodes, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        q, k, v, out, lse = ctx.saved_tensors
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for node in ctx.nodes:
+            own = slice(node.start, node.end)
+            # With output and log-sum-exp of the whole row, the backward of a part is that part's exact share.
+            whole = grad[:, :, own], q[:, :, own], out[:, :, own], lse[:, :, own]
+            grad_q[:, :, own] = 0.0
+            for a, b in (*node.ancestors, (node.start, node.end)):
+                dq, dk, dv = _flash_backward(
+                    whole[0],
+                    whole[1],
+                    k[:, :, a:b],
+                    v[:, :, a:b],
+                    whole[2],
+                    whole[3],
+                    0.0,
+                    a == node.start,
+                    scale=ctx.scale,
+                )
+                grad_q[:, :, own] += dq
+                grad_k[:, :, a:b] += dk
+                grad_v[:, :, a:b] += dv
+        return grad_q, grad_k, grad_v, None, None

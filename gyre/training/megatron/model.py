@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gyre.core.errors import ConfigError
-from gyre.training.megatron.attention import NodeParams, SdpaCore
+from gyre.training.megatron.attention import NodeAttention, NodeParams
 from gyre.training.megatron.pack import Pack
 
 LOGIT_CHUNK = 2**25
@@ -101,7 +101,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     def __init__(self, config: TransformerConfig, hf: Any, temperature: float) -> None:
         spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-        spec.submodules.self_attention.submodules.core_attention = SdpaCore
+        spec.submodules.self_attention.submodules.core_attention = NodeAttention
         super().__init__(
             config=config,
             transformer_layer_spec=spec,

@@ -16,7 +16,7 @@ from gyre.trajectory.microstep import Row
 class Replica:
     """Parameters are undefined until `scatter`. All methods run in the training thread."""
 
-    def __init__(self, model_dir: str, temperature: float) -> None:
+    def __init__(self, model_dir: str, temperature: float = 1.0, share_prefixes: bool = True) -> None:
         self.model = build_model(read_config(model_dir), temperature)
         weights.mark_shards(self.model)
         self.ddp = DistributedDataParallel(
@@ -25,6 +25,7 @@ class Replica:
             self.model,
         )
         self.parameters: dict[str, torch.Tensor] = dict(self.model.named_parameters())
+        self._share_prefixes = share_prefixes
         self._parking = Parking()
 
     @property
@@ -34,7 +35,7 @@ class Replica:
 
     def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
         """log π of the targets of each row, one [targets] tensor a row, from one packed forward pass."""
-        pack = pack_rows(rows, self.model.device)
+        pack = pack_rows(rows, self._share_prefixes, self.model.device)
         if not pack.tokens:
             return [torch.empty(0, device=self.model.device) for _ in rows]
         return list(torch.split(self.ddp(pack), list(pack.row_targets)))
