@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +9,38 @@ import pytest
 from proxy_app import App, running_app
 from proxy_fakes import tool_call
 
+from gyre.harnesses import load_profile, prefix_of, prepare
+from gyre.harnesses.launch import SANDBOX_PREFIX
+
 pytestmark = pytest.mark.harness
 
 
-def binary(variable: str) -> str:
-    path = os.environ.get(variable, "")
-    if not Path(path).is_file():
-        pytest.skip(f"{variable} does not name an installed harness")
-    return path
-
-
-async def run(command: list[str], home: Path, **env: str) -> str:
-    """Runs the harness with nothing of this machine in its environment; returns its output."""
+async def run(name: str, app: App, home: Path) -> None:
+    """Runs the installed harness as its profile says, with nothing of this machine in its environment."""
+    profile = load_profile(name)
+    prefix = prefix_of(profile)
+    launch = prepare(
+        profile, prefix, instruction="Do the two steps.", access=app.access, proxy_url=app.base, home=str(home)
+    )
     workspace = home / "workspace"
     workspace.mkdir()
-    path = os.pathsep.join({"/usr/bin", "/bin", str(Path(shutil.which("node") or "/usr/bin/node").parent)})
+    for path, content in launch.files.items():
+        (home / path).write_text(content)
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *(argument.replace(SANDBOX_PREFIX, str(prefix)) for argument in launch.argv),
         cwd=workspace,
-        env={"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **env},
-        stdin=asyncio.subprocess.DEVNULL,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8", **launch.env},
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
         async with asyncio.timeout(120):
-            output, _ = await process.communicate()
+            output, _ = await process.communicate(launch.stdin.encode())
     finally:
         if process.returncode is None:
             process.kill()
     assert process.returncode == 0, output.decode()[-2000:]
-    return output.decode()
 
 
 async def move_once(app: App) -> None:
@@ -88,45 +87,16 @@ def bash_answers(tool: str) -> Any:
     return answer
 
 
-async def test_claude_code_runs_a_tool_loop_over_two_engines(proxy_tokenizer: Any, tmp_path: Path) -> None:
-    claude = binary("GYRE_TEST_CLAUDE")
-    async with running_app(proxy_tokenizer, bash_answers("Bash"), cells=2) as app:
-        moving = asyncio.create_task(move_once(app))
-        flags = ["--dangerously-skip-permissions", "--output-format", "text", "--model", "policy-model", "--bare"]
-        flags += ["--system-prompt", "You are a coding agent.", "--tools", "Bash,Read,Edit,Write"]
-        output = await run(
-            [claude, "-p", "Do the two steps.", *flags, "--disable-slash-commands"],
-            tmp_path,
-            ANTHROPIC_BASE_URL=app.url,
-            ANTHROPIC_API_KEY=app.access.api_key,
-            IS_SANDBOX="1",
-            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-            DISABLE_TELEMETRY="1",
-            DISABLE_ERROR_REPORTING="1",
-            DISABLE_AUTOUPDATER="1",
-            CLAUDE_CODE_ATTRIBUTION_HEADER="0",
-        )
-        await moving
-        assert output.strip() == "All done."
-        assert (tmp_path / "workspace" / "two.txt").read_text() == "second-ok\n"
-        check_chain(app, 3)
-
-
-async def test_mini_swe_agent_runs_a_tool_loop_over_two_engines(proxy_tokenizer: Any, tmp_path: Path) -> None:
-    mini = binary("GYRE_TEST_MINI")
-    async with running_app(proxy_tokenizer, bash_answers("bash"), cells=2) as app:
-        moving = asyncio.create_task(move_once(app))
-        await run(
-            [mini, "-y", "-t", "Do the two steps.", "-m", "openai/policy-model", "--exit-immediately", "-l", "0",
-             "-o", str(tmp_path / "trajectory.json")],
-            tmp_path,
-            OPENAI_API_KEY=app.access.api_key,
-            OPENAI_API_BASE=app.url + "/v1",
-            MSWEA_CONFIGURED="true",
-            MSWEA_SILENT_STARTUP="1",
-            MSWEA_COST_TRACKING="ignore_errors",
-            LITELLM_LOCAL_MODEL_COST_MAP="True",
-        )  # fmt: skip
-        await moving
+@pytest.mark.parametrize(("name", "tool"), [("claude_code", "Bash"), ("mini_swe_agent", "bash")])
+async def test_T15_a_tool_loop_goes_on_over_another_engine(
+    proxy_tokenizer: Any, tmp_path: Path, name: str, tool: str
+) -> None:
+    if not prefix_of(load_profile(name)).exists():
+        pytest.skip(f"{name} is not installed; run: gyre setup {name}")
+    async with running_app(proxy_tokenizer, bash_answers(tool), cells=2) as app:
+        async with asyncio.TaskGroup() as group:
+            moving = group.create_task(move_once(app))
+            await run(name, app, tmp_path)
+            assert moving.done()
         assert (tmp_path / "workspace" / "two.txt").read_text() == "second-ok\n"
         check_chain(app, 3)
