@@ -13,6 +13,7 @@ import renderers
 from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
 from gyre.trajectory.stream_parse import Grammar, ParsedCall, ParsedTurn, StreamingParse, call_arguments
+from gyre.trajectory.text_tools import TextToolsRenderer
 
 BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
@@ -37,10 +38,12 @@ _FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minimax_m2": ("minimax-m2", "", {"thinking_retention": "all"}),
     "nemotron3": ("nemotron-3", "enable_thinking", {"truncate_history_thinking": False}),
     "default": ("default", "", {}),
+    "text_tools": ("default", "", {}),
 }
 
 FAMILIES: tuple[str, ...] = tuple(sorted(_FAMILIES))
-"""Model families that a configuration may name."""
+"""Model families that a configuration may name. "default" applies the tokenizer's own chat template and reads no tool
+calls; "text_tools" does so too, and describes and reads tool calls as plain text."""
 
 _MARKERS: dict[str, tuple[str, str]] = {
     # family prefix: (token that opens the tool-call part, token that closes one call)
@@ -67,11 +70,13 @@ class ChatRenderer:
         self.family = family
         self.thinking = thinking
         self._tokenizer = tokenizer
-        self._generic = family == "default"
+        self._generic = family in ("default", "text_tools")
         try:
             config_type = type(renderers.config_from_name(name))
             config = config_type(**({switch: thinking} if switch else {}), **settings)
-            self._renderer: Any = renderers.create_renderer(tokenizer, config)
+            self._renderer: Any = (
+                TextToolsRenderer(tokenizer) if family == "text_tools" else renderers.create_renderer(tokenizer, config)
+            )
             self._stop: list[int] = sorted(set(self._renderer.get_stop_token_ids()))
             self._opening: list[int] = self._renderer.render_ids(
                 [{"role": "user", "content": "a"}], add_generation_prompt=True

@@ -170,6 +170,27 @@ def test_T09_a_template_failure_is_an_error_not_another_prompt():
         renderer.render(Conversation(HEAD))
 
 
+def test_tools_as_text_for_templates_without_tools(tokenizer):
+    tokenizer = make_tokenizer((), CHATML)
+    renderer = ChatRenderer(tokenizer, "text_tools", thinking=False)
+    prompt = renderer.render(Conversation(HEAD, TOOLS))
+    assert '<tools>\n{"name": "Bash"' in tokenizer.decode(prompt)
+    sampled = tokenizer.encode(answer_text("go", (("Bash", {"command": "ls"}),)) + "<|im_end|>")
+    turn = renderer.parse(sampled, TOOLS)
+    assert (turn.text, turn.good_calls[0].arguments) == ("go", {"command": "ls"})
+    call = ToolCall("c1", "Bash", {"command": "ls"})
+    reply = Message(role="assistant", text="go", tool_calls=(call,))
+    longer = Conversation((*HEAD, reply, result(call, "a"), result("c2", "b"), user("next")), TOOLS)
+    bridged = renderer.bridge(prompt, sampled, longer, 3)
+    assert prompt + sampled + bridged == renderer.render(longer)
+    assert tokenizer.decode(bridged).startswith(
+        "\n<|im_start|>user\n<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response><|im_end|>"
+    )
+    for broken in ("<tool_call>{oops</tool_call>", '<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name":'):
+        turn = renderer.parse(tokenizer.encode("well " + broken), TOOLS)
+        assert (turn.text, turn.flags) == ("well\n" + broken, ["unparsed_tool_call"])
+
+
 def chunked(ids, cuts):
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     return [ids[a:b] for a, b in itertools.pairwise(edges)]
