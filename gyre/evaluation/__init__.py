@@ -1,0 +1,7 @@
+"""Grading of preserved workspaces (DESIGN §8)."""
+
+from gyre.evaluation.artifact import digest
+from gyre.evaluation.evaluator import EVALUATOR, Evaluator, Preserved
+from gyre.evaluation.reward import InvalidReward, read_reward
+
+__all__ = ["EVALUATOR", "Evaluator", "InvalidReward", "Preserved", "digest", "read_reward"]

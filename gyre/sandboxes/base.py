@@ -5,7 +5,7 @@ home and /tmp, all kept on the host under `SandboxSpec.root` after the sandbox i
 environment is only what the spec and the command say, and the network is the proxy or nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -96,8 +96,10 @@ class Sandbox(Protocol):
         boot_timeout_s: float,
         env: Mapping[str, str] | None = None,
         stdin: Path | None = None,
+        on_boot: Callable[[], None] | None = None,
     ) -> ExecResult:
-        """Runs one command in the work directory; output is appended to host files. When the time is up, or the caller
+        """Runs one command in the work directory; output is appended to host files. `on_boot` is called when the
+        command starts. When the time is up, or the caller
         is cancelled, every process of the tree has ended (SIGTERM, then SIGKILL) before this returns or raises.
         Raises SandboxError when the command could not be started within `boot_timeout_s`."""
         ...

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from gyre.core.clock import Clock, SystemClock
@@ -90,6 +90,7 @@ class BubblewrapSandbox:
         boot_timeout_s: float,
         env: Mapping[str, str] | None = None,
         stdin: Path | None = None,
+        on_boot: Callable[[], None] | None = None,
     ) -> ExecResult:
         self._used = True
         started = self._clock.now()
@@ -103,6 +104,8 @@ class BubblewrapSandbox:
             if not booted:
                 raise SandboxError(f"sandbox {self.spec.name}: could not boot: {tail(stderr) or 'no message'}")
             running = self._clock.now()
+            if on_boot is not None:
+                on_boot()
             code: int | None
             try:
                 code = await asyncio.wait_for(tree.wait(), timeout_s)
@@ -136,7 +139,7 @@ class BubblewrapSandbox:
         remove_cgroups(self.cgroups)
         self.cgroups = []
         if not keep:
-            remove_tree(self.spec.root)
+            await remove_tree(self.spec.root)
 
     def _writable(self) -> dict[str, Path]:
         """Writable directories: path inside → host directory. Their parents are not writable from inside, so the

@@ -1,10 +1,10 @@
-"""Host-side handling of directories that the policy could write: nothing here follows a link out of them."""
+"""Host-side handling of directories that the policy could write: nothing here follows a link out of them.
+
+Copying and removing are coreutils': they survive FIFOs, odd permissions and trees deeper than Python may recurse.
+"""
 
 import asyncio
-import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 from gyre.core.errors import SandboxError
 
@@ -14,17 +14,14 @@ TAIL_BYTES = 500
 async def copy(source: str | Path, target: Path) -> None:
     """Copies a file or directory as `cp -a` does: links stay links, FIFOs and sockets are copied as such, and a source
     that ends in "/." is a directory's content. Raises SandboxError."""
-    process = await asyncio.create_subprocess_exec(
-        "cp", "-a", "--reflink=auto", str(source), str(target), stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        _, message = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise SandboxError(f"could not copy {source} to {target}: {message.decode(errors='replace').strip()}.")
+    await _run("cp", "-a", "--reflink=auto", "--", str(source), str(target))
+
+
+async def remove_tree(path: Path) -> None:
+    """Removes a directory whatever the permissions of what it holds; it may be missing. Raises SandboxError."""
+    if path.exists():
+        await _run("chmod", "-R", "u+rwX", "--", str(path))
+        await _run("rm", "-rf", "--", str(path))
 
 
 def ensure_inside(path: Path, directory: Path, sandbox: str) -> Path:
@@ -35,24 +32,22 @@ def ensure_inside(path: Path, directory: Path, sandbox: str) -> Path:
     return path
 
 
-def remove_tree(path: Path) -> None:
-    """Removes a directory whatever the permissions of what it holds; it may be missing."""
-
-    def unlock(function: Any, failed: str, error: Any) -> None:
-        if isinstance(error[1], FileNotFoundError):
-            return
-        os.chmod(os.path.dirname(failed), 0o700)
-        if os.path.isdir(failed) and not os.path.islink(failed):
-            os.chmod(failed, 0o700)
-            shutil.rmtree(failed)
-        else:
-            function(failed)
-
-    shutil.rmtree(path, onerror=unlock)
-
-
 def tail(path: Path) -> str:
     """The end of a log file, for an error message."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         return file.read().decode(errors="replace").strip()
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, message = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise SandboxError(f"{command[0]} failed: {message.decode(errors='replace').strip()[-300:]}")

@@ -1,0 +1,83 @@
+"""What a failure means: retry? grade? train? (DESIGN §8), and the outcome that follows. Pure.
+
+Only the designated assessment decides whether an execution is valid; how its harness ended does not.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from gyre.core.records import Assessment, Outcome, Validity
+
+
+class Cause(StrEnum):
+    """How the execution ended."""
+
+    COMPLETED = "completed"
+    HARNESS_EXIT = "harness_exit"
+    """The harness ended with a non-zero exit code."""
+    HARNESS_TIMEOUT = "harness_timeout"
+    BOOT_FAILED = "boot_failed"
+    OVERALL_TIMEOUT = "overall_timeout"
+    CANCELLED = "cancelled"
+
+
+class Policy(msgspec.Struct, frozen=True):
+    retry: bool
+    """Start the execution again: nothing of it has happened yet."""
+    grade: bool
+    """There may be work: run the verifier on what is preserved."""
+    train: bool
+    """A valid grade counts."""
+
+
+POLICIES: dict[Cause, Policy] = {
+    Cause.COMPLETED: Policy(retry=False, grade=True, train=True),
+    Cause.HARNESS_EXIT: Policy(retry=False, grade=True, train=True),
+    Cause.HARNESS_TIMEOUT: Policy(retry=False, grade=True, train=True),
+    Cause.BOOT_FAILED: Policy(retry=True, grade=False, train=False),
+    Cause.OVERALL_TIMEOUT: Policy(retry=False, grade=False, train=False),
+    Cause.CANCELLED: Policy(retry=False, grade=False, train=False),
+}
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How the harness of one execution ended."""
+
+    cause: Cause
+    exit_code: int | None = None
+    message: str = ""
+    worked: bool = True
+    """False when the workspace is what it was at the start."""
+
+
+def worth_grading(ending: Ending) -> bool:
+    """A harness that failed and left the workspace untouched has no work to grade: an outage must not read as a bad
+    policy. A harness that says that it is done, or whose time is up, is graded whatever it did."""
+    if ending.cause is Cause.HARNESS_EXIT and not ending.worked:
+        return False
+    return POLICIES[ending.cause].grade
+
+
+def designate(execution_id: str, ending: Ending, assessments: list[Assessment]) -> Outcome:
+    """The outcome of a closed execution from all its assessments, oldest first."""
+    valid = [assessment for assessment in assessments if assessment.designated and assessment.valid]
+    message = ending.message
+    if POLICIES[ending.cause].train and valid:
+        validity = Validity.VALID
+    elif ending.cause is Cause.BOOT_FAILED or (not assessments and not worth_grading(ending) and not ending.worked):
+        validity = Validity.NO_WORK
+    else:
+        validity = Validity.UNRESOLVED
+        if assessments and not message:
+            message = f"no valid assessment: {assessments[-1].error}"
+    chosen = valid[-1] if validity is Validity.VALID else None
+    return Outcome(
+        execution_id=execution_id,
+        validity=validity,
+        reward=chosen.score or 0.0 if chosen else 0.0,
+        cause=ending.cause.value,
+        assessment=chosen,
+        harness_exit_code=ending.exit_code,
+        message=message,
+    )

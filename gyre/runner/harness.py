@@ -1,0 +1,144 @@
+"""Runs the harness of one execution in its sandbox and says how it ended."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from gyre.core.errors import ConfigError, SandboxError
+from gyre.core.records import SessionAccess
+from gyre.evaluation import digest
+from gyre.harnesses import HarnessProfile, prefix_of, prepare
+from gyre.runner.config import RunnerConfig
+from gyre.runner.failures import Cause, Ending
+from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, Sandbox, SandboxSpec
+from gyre.sandboxes.base import HOME
+from gyre.tasks import Task
+
+
+class HarnessRun(msgspec.Struct, frozen=True, kw_only=True):
+    ending: Ending
+    sandbox: SandboxSpec
+    boot_s: float = 0.0
+    harness_s: float = 0.0
+
+
+class HarnessRunner:
+    """Shared by the executions of a worker: it bounds how many sandboxes boot at once."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self._config = config
+        self._boots = asyncio.Semaphore(config.max_boots)
+        self._logs = Path(config.run_dir) / "logs" / "executions"
+        self._logs.mkdir(parents=True, exist_ok=True)
+
+    def log(self, execution_id: str, kind: str) -> Path:
+        return self._logs / f"{execution_id}.{kind}"
+
+    def workspace(self, execution_id: str) -> Path:
+        return Path(self._config.run_dir) / "workspaces" / execution_id
+
+    async def run(
+        self,
+        execution_id: str,
+        task: Task,
+        profile: HarnessProfile,
+        access: SessionAccess,
+        *,
+        boot_timeout_s: float,
+        timeout_s: float,
+    ) -> HarnessRun:
+        """Never raises for what the execution did; cancelling it ends the sandbox. The workspace is kept."""
+        root = Path(self._config.harness_root) if self._config.harness_root else None
+        try:
+            launch = prepare(
+                profile,
+                prefix_of(profile, root),
+                instruction=task.instruction,
+                access=access,
+                proxy_url=PROXY_URL,
+                home=HOME,
+            )
+        except ConfigError as error:
+            ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
+            return HarnessRun(ending=ending, sandbox=SandboxSpec(name=execution_id, root=self.workspace(execution_id)))
+        limits = self._config.limits
+        spec = SandboxSpec(
+            name=execution_id,
+            root=self.workspace(execution_id),
+            workdir=task.workdir,
+            env={**task.env, **launch.env},
+            mounts=[Mount(source=source, target=target) for target, source in launch.mounts.items()],
+            proxy_socket=Path(self._config.proxy_socket),
+            limits=msgspec.structs.replace(limits, memory_mb=max(limits.memory_mb, task.limits.memory_mb or 0)),
+        )
+        sandbox = BubblewrapSandbox(spec)
+        # The same id may have been cut off before, by a failed boot or with an earlier runner: it starts anew.
+        await sandbox.close(keep=False)
+        try:
+            return await self._run(sandbox, task, launch.argv, launch.files, launch.stdin, boot_timeout_s, timeout_s)
+        except SandboxError as error:
+            ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
+            return HarnessRun(ending=ending, sandbox=spec)
+        finally:
+            await sandbox.close(keep=True)
+
+    async def _run(
+        self,
+        sandbox: Sandbox,
+        task: Task,
+        argv: list[str],
+        files: dict[str, str],
+        stdin: str,
+        boot_timeout_s: float,
+        timeout_s: float,
+    ) -> HarnessRun:
+        spec = sandbox.spec
+        booting = _Slot(self._boots)
+        await booting.take()
+        try:
+            await sandbox.start()
+            if task.workspace is not None:
+                await sandbox.upload(task.workspace, task.workdir)
+            for path, text in files.items():
+                (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
+                (spec.home / path).write_text(text, encoding="utf-8")
+            (spec.root / "prompt").write_text(stdin, encoding="utf-8")
+            before = await asyncio.to_thread(digest, spec.workspace)
+            result = await sandbox.exec(
+                argv,
+                stdin=spec.root / "prompt",
+                stdout=self.log(spec.name, "out"),
+                stderr=self.log(spec.name, "err"),
+                timeout_s=timeout_s,
+                boot_timeout_s=boot_timeout_s,
+                on_boot=booting.free,
+            )
+        finally:
+            booting.free()
+        if result.timed_out:
+            ending = Ending(cause=Cause.HARNESS_TIMEOUT, message=f"the harness did not end within {timeout_s:g} s")
+        elif result.exit_code:
+            worked = await asyncio.to_thread(digest, spec.workspace) != before
+            message = f"the harness ended with exit code {result.exit_code}, see {self.log(spec.name, 'err')}"
+            ending = Ending(cause=Cause.HARNESS_EXIT, exit_code=result.exit_code, message=message, worked=worked)
+        else:
+            ending = Ending(cause=Cause.COMPLETED, exit_code=0)
+        return HarnessRun(ending=ending, sandbox=spec, boot_s=result.boot_s, harness_s=result.seconds)
+
+
+class _Slot:
+    """One place of a semaphore that may be given back early."""
+
+    def __init__(self, semaphore: asyncio.Semaphore) -> None:
+        self._semaphore = semaphore
+        self._held = False
+
+    async def take(self) -> None:
+        await self._semaphore.acquire()
+        self._held = True
+
+    def free(self) -> None:
+        if self._held:
+            self._held = False
+            self._semaphore.release()

@@ -1,0 +1,103 @@
+"""The runner worker: serves `Runner` and ends, with every sandbox, when it is cancelled.
+
+When it is killed instead, sandboxes die with it (`--die-with-parent`); their executions have no outcome and may be
+started again under the same id.
+"""
+
+import asyncio
+from pathlib import Path
+
+from gyre.core.errors import GyreError
+from gyre.evaluation import Evaluator
+from gyre.harnesses import HarnessProfile, check, load_profile
+from gyre.launch.base import WorkerContext
+from gyre.rpc import serve
+from gyre.runner.base import ExecutionReport, ExecutionSpec, Runner
+from gyre.runner.config import RunnerConfig
+from gyre.runner.execution import Execution
+from gyre.runner.harness import HarnessRunner
+from gyre.sandboxes.limits import sweep_cgroups
+from gyre.store import RunStore
+
+
+async def main(config: RunnerConfig, context: WorkerContext) -> None:
+    sweep_cgroups()
+    with RunStore(Path(config.run_dir) / "gyre.sqlite") as store:
+        runner = LocalRunner(config, store)
+        server = await serve(runner, Runner, context.address, context.secret)
+        try:
+            context.ready()
+            await asyncio.Event().wait()
+        finally:
+            await runner.shutdown()
+            await server.stop()
+
+
+class LocalRunner:
+    """Implements `Runner` with sandboxes of this machine. Tasks and outcomes of the worker's lifetime are kept."""
+
+    def __init__(self, config: RunnerConfig, store: RunStore) -> None:
+        self._config = config
+        self._store = store
+        self._harness = HarnessRunner(config)
+        self._evaluator = Evaluator(limits=config.limits)
+        self._evaluations = asyncio.Semaphore(config.max_evaluations)
+        self._profiles: dict[str, HarnessProfile] = {}
+        self._executions: dict[str, Execution] = {}
+        self._tasks: dict[str, asyncio.Task[ExecutionReport]] = {}
+
+    async def start(self, spec: ExecutionSpec) -> None:
+        """Raises ConfigError when the harness is unknown, missing or of another version."""
+        profile = await self._profile(spec.harness)
+        if spec.execution_id in self._tasks:
+            return
+        execution = Execution(
+            spec,
+            profile,
+            self._config,
+            self._harness,
+            self._evaluator,
+            self._evaluations,
+            self._store.put_assessment,
+        )
+        self._executions[spec.execution_id] = execution
+        self._tasks[spec.execution_id] = asyncio.create_task(self._run(execution), name=spec.execution_id)
+
+    async def wait_closed(self, execution_id: str) -> None:
+        await self._known(execution_id).closed.wait()
+
+    async def wait(self, execution_id: str) -> ExecutionReport:
+        self._known(execution_id)
+        return await asyncio.shield(self._tasks[execution_id])
+
+    async def cancel(self, execution_id: str) -> None:
+        if execution_id in self._executions:
+            self._executions[execution_id].cancel()
+            await asyncio.wait({self._tasks[execution_id]})
+
+    async def running(self) -> list[str]:
+        return sorted(execution_id for execution_id, task in self._tasks.items() if not task.done())
+
+    async def shutdown(self) -> None:
+        """Ends every sandbox; executions without an outcome stay without one."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, execution: Execution) -> ExecutionReport:
+        report = await execution.run()
+        self._store.put_outcome(report.outcome)
+        return report
+
+    async def _profile(self, name: str) -> HarnessProfile:
+        if name not in self._profiles:
+            profile = load_profile(name)
+            root = Path(self._config.harness_root) if self._config.harness_root else None
+            await asyncio.to_thread(check, profile, root)
+            self._profiles[name] = profile
+        return self._profiles[name]
+
+    def _known(self, execution_id: str) -> Execution:
+        if execution_id not in self._executions:
+            raise GyreError(f"execution {execution_id} was never started on this runner")
+        return self._executions[execution_id]
