@@ -15,6 +15,7 @@ from gyre.engines.base import Sampling
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
+from gyre.runner.config import RunnerConfig
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
@@ -115,6 +116,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             max_new_tokens=self.rollout.max_new_tokens,
             socket=socket,
             port=self.rollout.port,
+        )
+
+    def runner_config(self, run_dir: RunDir, socket: str) -> RunnerConfig:
+        return RunnerConfig(
+            run_dir=str(run_dir.root),
+            proxy_socket=socket,
+            harness_root=str(self.harness.root or ""),
         )
 
     def engine_config(self, cell: int, transport_root: str) -> LocalEngineConfig:

@@ -4,6 +4,7 @@ One proxy worker, one runner, and per cell an engine and a trainer; pool engines
 """
 
 import asyncio
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +34,7 @@ class ProcessEnded(GyreError):
 
 
 class Fleet:
-    """The running processes of one run, as typed stubs."""
+    """The running processes of one run, as typed stubs. `scratch` is a private directory, best in shared memory."""
 
     proxy: ProxyControl
     runner: Runner
@@ -41,11 +42,12 @@ class Fleet:
     trainers: dict[int, Trainer]
     routes: dict[int, EngineRoute]
 
-    def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, transport_root: str, store: str) -> None:
+    def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, scratch: Path, store: str) -> None:
         self._launcher = launcher
         self._config = config
         self._run_dir = run_dir
-        self._transport_root = transport_root
+        self.transport_root = str(scratch / "weights")
+        self._socket = str(scratch / "http.sock")
         self._store = store
         self._processes: list[Process] = []
         self._connections: list[Connection[Any]] = []
@@ -56,16 +58,16 @@ class Fleet:
         config, scheduler = self._config, self._config.scheduler
         cells = range(scheduler.K)
         async with asyncio.TaskGroup() as group:
-            proxy_config = config.proxy_config(self._run_dir)
+            proxy_config = config.proxy_config(self._run_dir, self._socket)
             proxy = group.create_task(self._start("proxy", "gyre.proxy.worker:main", proxy_config, ProxyControl))
-            runner_config = config.runner_config(self._run_dir)
+            runner_config = config.runner_config(self._run_dir, self._socket)
             runner = group.create_task(self._start("runner", "gyre.runner.worker:main", runner_config, Runner))
             engines = {
                 cell: group.create_task(
                     self._start(
                         f"engine-{cell}" if cell >= 0 else f"engine-pool{-cell}",
                         "gyre.engines.local.worker:main",
-                        config.engine_config(cell, self._transport_root),
+                        config.engine_config(cell, self.transport_root),
                         Engine,
                     )
                 )
@@ -76,7 +78,7 @@ class Fleet:
                     self._start(
                         f"trainer-{cell}",
                         "gyre.training.worker:main",
-                        config.trainer_config(cell, self._transport_root, self._store),
+                        config.trainer_config(cell, self.transport_root, self._store),
                         Trainer,
                     )
                 )

@@ -91,9 +91,9 @@ async def _run(
 ) -> None:
     tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
     rendezvous = StoreServer(LOOPBACK)
-    with tempfile.TemporaryDirectory(prefix="gyre-weights-", dir=_shared_memory()) as weights:
+    with tempfile.TemporaryDirectory(prefix="gyre-", dir=_shared_memory()) as scratch:
         async with LocalLauncher(run_dir.logs) as launcher:
-            fleet = Fleet(launcher, config, run_dir, weights, rendezvous.address)
+            fleet = Fleet(launcher, config, run_dir, Path(scratch), rendezvous.address)
             await fleet.start()
             vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
             cells = LiveCells(
@@ -101,7 +101,7 @@ async def _run(
                 fleet.routes,
                 fleet.trainers,
                 fleet.proxy,
-                ShmTransport(weights),
+                ShmTransport(fleet.transport_root),
                 run_dir,
                 config.keep_checkpoints,
                 config.sampling(),
@@ -185,6 +185,6 @@ async def _write_proxy_counters(proxy: ProxyControl, journal: StoreJournal, cloc
 
 
 def _shared_memory() -> Path | None:
-    """Where weight snapshots live; None means the ordinary temporary directory."""
+    """Where weight snapshots and the proxy's socket live; None means the ordinary temporary directory."""
     path = Path("/dev/shm")
     return path if path.is_dir() else None
