@@ -15,6 +15,8 @@ from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
 
 CONTEXT = 512
+LONG = 250
+"""Output tokens of a request that must still run when a test acts on it."""
 
 
 def tiny_config() -> Qwen3Config:
@@ -225,25 +227,25 @@ class EngineContract:
 
     async def test_an_update_in_place_splits_the_versions_exactly(self, rig: Rig):
         ids, answer = prompt(50), Answer()
-        task = asyncio.create_task(ask(rig.engine, request("a", ids, 400), answer))
-        await until(lambda: len(answer.output_ids) > 5, task)
+        task = asyncio.create_task(ask(rig.engine, request("a", ids, LONG), answer))
+        await until(lambda: len(answer.output_ids) > 0, task)
         await rig.engine.pause(PauseMode.IN_PLACE)
         await rig.engine.update_weights(rig.publish(2))
         held = (await rig.engine.status()).generated_tokens
         await rig.engine.resume()
         await task
-        assert len(answer.output_ids) == 400
+        assert len(answer.output_ids) == LONG
         old = answer.versions.count(1)
-        assert answer.versions == [1] * old + [2] * (400 - old)
-        assert 5 < old < 400
-        assert (await rig.engine.status()).generated_tokens == held + 400 - old
+        assert answer.versions == [1] * old + [2] * (LONG - old)
+        assert 0 < old < LONG
+        assert (await rig.engine.status()).generated_tokens == held + LONG - old
         close(answer.logprobs[:old], rig.expected(ids, answer.output_ids, 1)[:old])
 
     async def test_kv_of_old_weights_is_never_shared(self, rig: Rig):
         """A request that lived through an update leaves nothing behind for the next turn."""
         ids, answer = prompt(50), Answer()
-        task = asyncio.create_task(ask(rig.engine, request("a", ids, 300), answer))
-        await until(lambda: len(answer.output_ids) > 5, task)
+        task = asyncio.create_task(ask(rig.engine, request("a", ids, LONG), answer))
+        await until(lambda: len(answer.output_ids) > 0, task)
         await rig.engine.update_weights(rig.publish(2))
         await task
         assert set(answer.versions) == {1, 2}
@@ -257,8 +259,8 @@ class EngineContract:
 
     async def test_a_pause_in_place_stops_and_keeps(self, rig: Rig):
         ids, answer = prompt(50), Answer()
-        task = asyncio.create_task(ask(rig.engine, request("a", ids, 300), answer))
-        await until(lambda: len(answer.output_ids) > 5, task)
+        task = asyncio.create_task(ask(rig.engine, request("a", ids, LONG), answer))
+        await until(lambda: len(answer.output_ids) > 0, task)
         await rig.engine.pause(PauseMode.IN_PLACE)
         status = await rig.engine.status()
         assert status.paused
@@ -277,8 +279,8 @@ class EngineContract:
     async def test_a_pause_by_abort_delivers_what_exists_and_admits_nothing(self, rig: Rig):
         prompts, answers = [prompt(30, seed=i) for i in range(3)], [Answer() for _ in range(3)]
         before = (await rig.engine.status()).generated_tokens
-        tasks = [asyncio.create_task(ask(rig.engine, request(f"r{i}", prompts[i], 400), answers[i])) for i in range(3)]
-        await until(lambda: all(len(a.output_ids) > 3 for a in answers), tasks[0])
+        tasks = [asyncio.create_task(ask(rig.engine, request(f"r{i}", prompts[i], LONG), answers[i])) for i in range(3)]
+        await until(lambda: all(len(a.output_ids) > 0 for a in answers), tasks[0])
         await rig.engine.pause(PauseMode.ABORT)
         await asyncio.gather(*tasks)
         for ids, answer in zip(prompts, answers, strict=True):
@@ -294,13 +296,13 @@ class EngineContract:
 
     async def test_abort_ends_one_request_and_keeps_its_tokens(self, rig: Rig):
         ids, answer = prompt(30), Answer()
-        task = asyncio.create_task(ask(rig.engine, request("gone", ids, 400), answer))
+        task = asyncio.create_task(ask(rig.engine, request("gone", ids, LONG), answer))
         other = asyncio.create_task(ask(rig.engine, request("stays", ids, 40)))
-        await until(lambda: len(answer.output_ids) > 3, task)
+        await until(lambda: len(answer.output_ids) > 0, task)
         await rig.engine.abort("gone")
         await task
         assert answer.finish == "abort"
-        assert 3 < len(answer.output_ids) < 400
+        assert 0 < len(answer.output_ids) < LONG
         close(answer.logprobs, rig.expected(ids, answer.output_ids, 1))
         assert len((await other).output_ids) == 40
         await rig.engine.abort("gone")
@@ -308,8 +310,8 @@ class EngineContract:
 
     async def test_an_aborted_call_goes_on_elsewhere_from_its_tokens(self, rig: Rig):
         ids, answer = prompt(30), Answer()
-        task = asyncio.create_task(ask(rig.engine, request("a", ids, 400), answer))
-        await until(lambda: len(answer.output_ids) > 3, task)
+        task = asyncio.create_task(ask(rig.engine, request("a", ids, LONG), answer))
+        await until(lambda: len(answer.output_ids) > 0, task)
         await rig.engine.abort("")
         await task
         longer = ids + answer.output_ids
@@ -318,19 +320,21 @@ class EngineContract:
 
     async def test_closing_the_stream_cancels(self, rig: Rig):
         async def abandon() -> None:
-            async for chunk in rig.engine.generate(request("a", prompt(30), 400)):
+            async for chunk in rig.engine.generate(request("a", prompt(30), LONG)):
                 if chunk.output_ids:
                     await asyncio.Event().wait()
 
+        before = (await rig.engine.status()).generated_tokens
         task = asyncio.create_task(abandon())
         await self.settles(rig, lambda status: status.running == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await self.settles(rig, lambda status: status.running == 0 and status.kv_blocks_in_use == 0)
+        assert (await rig.engine.status()).generated_tokens - before < LONG
         assert (await ask(rig.engine, request("a", prompt(30), 3))).finish == "length"
 
     async def test_a_running_id_cannot_be_used_twice(self, rig: Rig):
-        task = asyncio.create_task(ask(rig.engine, request("a", prompt(30), 400)))
+        task = asyncio.create_task(ask(rig.engine, request("a", prompt(30), LONG)))
         await self.settles(rig, lambda status: status.running == 1)
         with pytest.raises(GyreError, match="already running"):
             await ask(rig.engine, request("a", prompt(5)))
@@ -362,7 +366,7 @@ class EngineContract:
         assert (await rig.engine.status()).weights_checksum == ref.checksum
 
     async def test_release_refuses_while_requests_run(self, rig: Rig):
-        task = asyncio.create_task(ask(rig.engine, request("a", prompt(30), 400)))
+        task = asyncio.create_task(ask(rig.engine, request("a", prompt(30), LONG)))
         await self.settles(rig, lambda status: status.running == 1)
         with pytest.raises(NotReady, match="running"):
             await rig.engine.release()

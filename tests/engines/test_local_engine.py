@@ -1,11 +1,13 @@
 """The local engine keeps the engine contract, in process and as a worker behind RPC."""
 
+import asyncio
+
 import msgspec
 import pytest
 import pytest_asyncio
 from contract import CONTEXT, EngineContract, Rig, ask, prompt, request, reset, tiny_config
 
-from gyre.core.errors import ConfigError, NotReady
+from gyre.core.errors import ConfigError, GyreError, NotReady
 from gyre.engines.base import Engine
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.engine import LocalEngine
@@ -77,8 +79,6 @@ class TestWorker(EngineContract):
 
 async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
     """Requests that do not fit together are put back and recomputed; ids, log-probs and versions stay whole."""
-    import asyncio
-
     transport = ShmTransport(str(tmp_path))
     rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
     config = engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=24)
@@ -94,6 +94,25 @@ async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
             assert max(abs(a - b) for a, b in zip(answer.logprobs, expected, strict=True)) <= 1e-4
     finally:
         await engine.close()
+
+
+async def test_a_broken_pass_fails_its_requests_and_the_engine(model_dir, tmp_path):
+    transport = ShmTransport(str(tmp_path))
+    rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
+    engine = LocalEngine(engine_config(model_dir, str(tmp_path), weights=rig.publish(1)), transport)
+    await engine.start()
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("the device is on fire")
+
+    engine._model.forward = broken
+    with pytest.raises(GyreError, match="on fire"):
+        await ask(engine, request("a", prompt(4)))
+    with pytest.raises(RuntimeError, match="on fire"):
+        await engine.failed
+    with pytest.raises(GyreError, match="on fire"):
+        await ask(engine, request("b", prompt(4)))
+    await engine.close()
 
 
 async def test_a_directory_without_a_model_is_refused(tmp_path):

@@ -94,6 +94,8 @@ class LocalEngine:
 
     def _admit(self, request: GenerateRequest) -> tuple[Batcher, int]:
         """The batcher to use and the output budget that the context leaves. Raises NotReady or GyreError."""
+        if self.failed.done():
+            raise GyreError(f"the engine's generation thread died and cannot serve: {self.failed.exception()}")
         if self._batcher is None:
             raise NotReady("the engine's memory is released; restore it and update its weights first")
         if self._version < 0:
