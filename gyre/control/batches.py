@@ -111,20 +111,18 @@ class Packer(Generic[W]):
         self.batch = None
         return batch
 
-    async def claim(self, cell: int) -> tuple[Batch[W], W]:
-        """The next micro-step for this cell, first come first served; waits for it across batches."""
-        future: asyncio.Future[W] = asyncio.get_running_loop().create_future()
-        self._waiting.append((cell, future))
+    def claim(self, cell: int) -> asyncio.Future[W]:
+        """Puts the cell in line for a micro-step of this batch or a later one; first come, first served."""
+        claim: asyncio.Future[W] = asyncio.get_running_loop().create_future()
+        self._waiting.append((cell, claim))
         self._serve()
         self._board.signal.notify()
-        try:
-            work = await future
-        except asyncio.CancelledError:
-            self._waiting = deque(entry for entry in self._waiting if entry[1] is not future)
-            raise
-        if self.batch is None:
-            raise InvariantViolation(f"Cell {cell} got a micro-step of no batch.")
-        return self.batch, work
+        return claim
+
+    def withdraw(self, claim: asyncio.Future[W]) -> None:
+        """Leaves the line."""
+        self._waiting = deque(entry for entry in self._waiting if entry[1] is not claim)
+        claim.cancel()
 
     def finished(self, cell: int, result: WorkResult) -> None:
         if self.batch is not None:
@@ -141,7 +139,7 @@ class Packer(Generic[W]):
         """Pulls one group at a time while a cell waits for work; ends only by cancellation."""
         board = self._board
         while True:
-            while not self._may_pull():
+            while not self.hungry():
                 await board.signal.wait()
             batch = self.batch
             assert batch is not None
@@ -154,7 +152,8 @@ class Packer(Generic[W]):
             self._serve()
             board.signal.notify()
 
-    def _may_pull(self) -> bool:
+    def hungry(self) -> bool:
+        """A ready group is about to be taken: a cell waits, and no micro-step is queued."""
         board, batch = self._board, self.batch
         if batch is None or not self._waiting or batch.queued or not board.needed or not board.ledger.ready:
             return False

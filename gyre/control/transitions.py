@@ -50,9 +50,15 @@ class Transitions(Generic[W]):
         await self._cells.set_admitting(serving)
 
     async def joins(self) -> None:
-        """Moves the next cell into training whenever the policy says so; ends only by cancellation."""
+        """Moves the next cell into training whenever the policy says so; ends only by cancellation.
+
+        Claims come first: a group that a waiting cell is about to take is no supply for another cell.
+        """
         board = self._board
         while True:
+            if self._packer.hungry():
+                await board.signal.wait()
+                continue
             async with self._serial:
                 decision = self._policy.decide(board.situation())
                 if decision.training > board.training and not self.burst_over:

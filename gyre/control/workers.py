@@ -11,7 +11,7 @@ from gyre.control.base import Cells, W
 from gyre.control.batches import Batch, Packer
 from gyre.control.board import Board
 from gyre.control.crew import Crew
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.events import MicroStepDone, ProcessLost
 
 
@@ -27,21 +27,27 @@ class Worker(Generic[W]):
         self._packer = packer
         self._window = window
         self._failed_version: int | None = None
+        self._claim = packer.claim(cell)
         self._task = crew.spawn(self._run(), f"cell {cell}")
 
     async def stop(self) -> None:
         """Only between batches, when the cell waits for work."""
+        self._packer.withdraw(self._claim)
         self._task.cancel()
         await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         while True:
-            batch, work = await self._packer.claim(self.cell)
+            work = await self._claim
+            batch = self._packer.batch
+            if batch is None:
+                raise InvariantViolation(f"Cell {self.cell} got a micro-step of no batch.")
             started = self._board.clock.now()
             try:
                 result = await self._cells.train(self.cell, work)
             except GyreError as error:
                 await self._recover(batch, error)
+                self._claim = self._packer.claim(self.cell)
                 continue
             now = self._board.clock.now()
             self.micro_steps += 1
@@ -58,6 +64,7 @@ class Worker(Generic[W]):
                 )
             )
             self._packer.finished(self.cell, result)
+            self._claim = self._packer.claim(self.cell)
 
     async def _recover(self, batch: Batch[W], error: GyreError) -> None:
         if self.cell == 0 or self._failed_version == batch.version:

@@ -41,8 +41,7 @@ class Ledger:
         """Dispatched and not yet taken by a batch."""
         self._queue: deque[tuple[int, int]] = deque()
         self._running: set[tuple[int, int]] = set()
-        self._ready: list[tuple[int, int, int]] = []
-        self._ready_seq = 0
+        self._ready: list[tuple[int, int]] = []
 
     @property
     def waterlevel(self) -> int:
@@ -75,7 +74,7 @@ class Ledger:
         self.groups[group] = Group(group=group, query=query, version=version, outcomes=outcomes, open=len(pending))
         self._queue.extend((group, member) for member in pending)
         if not pending:
-            self._push_ready(self.groups[group])
+            self._is_ready(self.groups[group])
 
     def launch(self) -> tuple[Group, int]:
         """The next queued execution (group, member), now running."""
@@ -91,7 +90,7 @@ class Ledger:
         entry.outcomes[member] = outcome
         entry.open -= 1
         if entry.open == 0:
-            self._push_ready(entry)
+            self._is_ready(entry)
             return True
         return False
 
@@ -100,8 +99,8 @@ class Ledger:
         self._terminate(group, member)
 
     def take(self) -> Group:
-        """Hands the ready group of the oldest version (then the one ready first) to a batch."""
-        _, _, group = heapq.heappop(self._ready)
+        """Hands the ready group of the oldest version (then of the lowest dispatch number) to a batch."""
+        _, group = heapq.heappop(self._ready)
         return self.groups.pop(group)
 
     def check(self, capacity: int) -> None:
@@ -123,9 +122,8 @@ class Ledger:
         self._running.remove((group, member))
         self.f += 1
 
-    def _push_ready(self, entry: Group) -> None:
-        heapq.heappush(self._ready, (entry.version, self._ready_seq, entry.group))
-        self._ready_seq += 1
+    def _is_ready(self, entry: Group) -> None:
+        heapq.heappush(self._ready, (entry.version, entry.group))
 
 
 class BurstGuard:

@@ -51,7 +51,7 @@ def configs(draw) -> SchedulerConfig:
     return chosen if not problems(chosen) else config(policy="elastic")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(configs(), st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
 def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failure):
     world = World(chosen, seed, failure=failure)
@@ -65,7 +65,7 @@ def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failu
     assert not of(world.journal.events, ev.InvariantBroken)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(configs(), st.integers(0, 10_000), st.floats(0, 400))
 def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel_at):
     world = World(chosen, seed)
@@ -77,7 +77,7 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
     assert len(closed) == len(set(closed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(configs(), st.integers(0, 10_000), st.lists(st.floats(0, 300), min_size=1, max_size=3))
 def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts):
     world = World(chosen, seed)

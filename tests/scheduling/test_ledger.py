@@ -24,14 +24,14 @@ def test_a_group_is_ready_when_its_last_member_closes():
     assert (ledger.d, ledger.p, ledger.f, ledger.ready, ledger.groups) == (2, 2, 2, 0, {})
 
 
-def test_oldest_version_is_taken_first_then_the_one_ready_first():
+def test_oldest_version_is_taken_first_then_the_lowest_number():
     ledger = Ledger(1)
     for group, version in [(0, 2), (1, 1), (2, 1), (3, 0)]:
         ledger.dispatch(group, "q", version)
         ledger.launch()
-    for group in [0, 2, 1, 3]:
+    for group in [2, 0, 1, 3]:
         ledger.close(group, 0, outcome())
-    assert [ledger.take().group for _ in range(4)] == [3, 2, 1, 0]
+    assert [ledger.take().group for _ in range(4)] == [3, 1, 2, 0]
 
 
 def test_known_outcomes_count_as_terminated_and_are_not_launched():

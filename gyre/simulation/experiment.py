@@ -1,0 +1,83 @@
+"""One simulated run: the real controller, synthetic cells, executions of a workload; and what came out of it."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from gyre.control.base import ReadyGroup
+from gyre.control.controller import Controller
+from gyre.core.events import Event
+from gyre.scheduling.config import SchedulerConfig
+from gyre.scheduling.order import LaunchOrder
+from gyre.scheduling.policies import Policy
+from gyre.simulation.clock import VirtualClock, run_virtual
+from gyre.simulation.loaded import LoadedExecutions
+from gyre.simulation.stats import RunStats
+from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
+from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes behind the cells of a configuration."""
+
+    cell_nodes: int
+    pool_nodes: int
+
+
+class Drawn:
+    """Draws of the groups that are alive: made at first use, dropped when the group is trained."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._live: dict[int, GroupDraw] = {}
+
+    def query(self, group: int) -> str:
+        return f"q{group}"
+
+    def get(self, group: int) -> GroupDraw:
+        if group not in self._live:
+            self._live[group] = self._workload.draw(group)
+        return self._live[group]
+
+    def work(self, group: ReadyGroup) -> float:
+        return self._live.pop(group.group).work
+
+
+def simulate(
+    config: SchedulerConfig,
+    layout: Layout,
+    params: WorkloadParams,
+    *,
+    seed: int,
+    times: CellTimes | None = None,
+    readers: tuple[Callable[[Event], None], ...] = (),
+    order: LaunchOrder | None = None,
+    policy: Policy | None = None,
+) -> RunStats:
+    """Runs `config` on the modelled workload in a fresh virtual loop, deterministic for a seed."""
+    stats = RunStats()
+
+    async def main() -> None:
+        clock = VirtualClock()
+        drawn = Drawn(Workload(params, seed, config.N))
+        cells = SimCells(clock, times or CellTimes(), layout.cell_nodes)
+
+        def nodes() -> int:
+            return sum(layout.pool_nodes if engine < 0 else layout.cell_nodes for engine in cells.admitting)
+
+        executions = LoadedExecutions(params, drawn.get, nodes)
+        cells.on_admitting = executions.changed
+        await Controller(
+            config,
+            clock,
+            drawn,
+            executions,
+            SimMaterializer(drawn.work, params.micro_steps),
+            cells,
+            MemoryJournal(stats.read, *readers),
+            order=order,
+            policy=policy,
+        ).run()
+
+    run_virtual(main())
+    return stats

@@ -1,0 +1,38 @@
+"""What a run came to, read from its journal."""
+
+from gyre.core.events import Event, ExecutionClosed, GroupReady, Published, StepDone, TransitionFinished
+from gyre.simulation.workload import HOUR
+
+
+class RunStats:
+    """Reader of a simulated journal. Times are hours."""
+
+    def __init__(self) -> None:
+        self.step_ends: list[float] = []
+        self.burst_ends: list[float] = []
+        self.joins: list[tuple[int, float]] = []
+        self.staleness: list[list[int]] = []
+        self.executions = 0
+        self.execution_hours = 0.0
+        self.causes: dict[str, int] = {}
+        self.group_hours: list[float] = []
+        self._longest: dict[int, float] = {}
+
+    def read(self, event: Event) -> None:
+        match event:
+            case ExecutionClosed() if event.cause != "cancelled":
+                self.executions += 1
+                self.execution_hours += event.seconds / HOUR
+                self.causes[event.cause] = self.causes.get(event.cause, 0) + 1
+                self._longest[event.group] = max(self._longest.get(event.group, 0.0), event.seconds / HOUR)
+            case GroupReady():
+                self.group_hours.append(self._longest.pop(event.group))
+            case StepDone():
+                self.step_ends.append(event.t / HOUR)
+                self.staleness.append(event.staleness)
+            case Published():
+                self.burst_ends.append(event.t / HOUR)
+            case TransitionFinished(source="rollout", target="training"):
+                self.joins.append((event.cell, event.t / HOUR))
+            case _:
+                pass

@@ -1,0 +1,141 @@
+"""`gyre simulate trace`: a fixed workload without randomness, replayed under the rules of docs/scheduling.md."""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gyre.control.base import Ticket
+from gyre.control.controller import Controller
+from gyre.core.errors import ConfigError
+from gyre.scheduling.config import SchedulerConfig, require
+from gyre.simulation.clock import VirtualClock, run_virtual
+from gyre.simulation.executions import FixedExecutions
+from gyre.simulation.rows import EXECUTIONS_PER_NODE, Row
+from gyre.simulation.stats import RunStats
+from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
+from gyre.simulation.workload import HOUR
+
+
+class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Overrides; None keeps what the row says."""
+
+    B: int = 32
+    phi: float | None = None
+    mu: int | None = None
+    streaming: bool | None = None
+    dispatch: Literal["boundary", "continuous"] = "boundary"
+    rho_min: float = 0.125
+    tau_s: float = 60.0
+    publication_s: float = 60.0
+    to_training_s: float = 8.52
+    to_rollout_s: float = 3.46
+    executions_per_node: float = EXECUTIONS_PER_NODE
+    cells: int | None = None
+    nodes_per_cell: int | None = None
+    pool_nodes: int | None = None
+    micro_steps: int = 4
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    dur: list[list[float]]
+    """Hours of each execution, [groups in dispatch order][N]."""
+    work: list[float]
+    """Node-hours of training of each group."""
+    params: TraceParams = TraceParams()
+
+
+class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
+    step_end_hours: list[float]
+    """End of each step's update."""
+    burst_end_hours: list[float]
+    """End of each publication."""
+    joins: list[tuple[int, float]]
+    """(cell, hours) whenever a cell has moved from rollout into training."""
+    staleness_per_step: list[list[int]]
+    """Of the groups in the order in which the batch took them."""
+
+
+def load_trace(path: Path) -> Trace:
+    """Raises ConfigError naming the file and what is wrong in it."""
+    try:
+        trace = msgspec.json.decode(path.read_bytes(), type=Trace)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}.") from error
+    if not trace.dur or not trace.dur[0]:
+        raise ConfigError(f"{path}: dur is empty; it needs one list of N hours per group.")
+    members = len(trace.dur[0])
+    for group, hours in enumerate(trace.dur):
+        if len(hours) != members:
+            raise ConfigError(f"{path}: dur[{group}] has {len(hours)} executions, dur[0] has {members}.")
+        if not all(math.isfinite(value) and value >= 0 for value in hours):
+            raise ConfigError(f"{path}: dur[{group}] holds a value that is not a duration ≥ 0.")
+    if len(trace.work) != len(trace.dur):
+        raise ConfigError(f"{path}: work has {len(trace.work)} entries for {len(trace.dur)} groups of dur.")
+    if not all(math.isfinite(value) and value >= 0 for value in trace.work):
+        raise ConfigError(f"{path}: work holds a value that is not ≥ 0 node-hours.")
+    return trace
+
+
+def trace_row(trace: Trace, row: Row) -> Row:
+    """The row with the file's overrides."""
+    params = trace.params
+    changes = {
+        "phi": params.phi,
+        "mu": params.mu,
+        "streaming": params.streaming,
+        "cells": params.cells,
+        "nodes": params.nodes_per_cell,
+        "pool_nodes": params.pool_nodes,
+    }
+    return msgspec.structs.replace(row, **{key: value for key, value in changes.items() if value is not None})
+
+
+def trace_config(trace: Trace, row: Row, steps: int) -> SchedulerConfig:
+    params = trace.params
+    config = row.config(steps=steps, B=params.B, N=len(trace.dur[0]), per_node=params.executions_per_node)
+    return require(
+        msgspec.structs.replace(config, dispatch=params.dispatch, rho_min=params.rho_min, tau_s=params.tau_s), "params"
+    )
+
+
+def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
+    """Runs the controller on the trace; group g uses entry g modulo the number of entries."""
+    row = trace_row(trace, row)
+    config = trace_config(trace, row, steps)
+    params, groups = trace.params, len(trace.dur)
+    stats = RunStats()
+
+    def seconds(ticket: Ticket) -> float:
+        return trace.dur[ticket.group % groups][ticket.member] * HOUR
+
+    async def main() -> None:
+        clock = VirtualClock()
+        times = CellTimes(
+            to_training_s=params.to_training_s, to_rollout_s=params.to_rollout_s, publication_s=params.publication_s
+        )
+        await Controller(
+            config,
+            clock,
+            _Numbers(),
+            FixedExecutions(clock, seconds),
+            SimMaterializer(lambda group: trace.work[group.group % groups] * HOUR, params.micro_steps),
+            SimCells(clock, times, row.nodes),
+            MemoryJournal(stats.read),
+        ).run()
+
+    run_virtual(main())
+    return TraceResult(
+        step_end_hours=stats.step_ends,
+        burst_end_hours=stats.burst_ends,
+        joins=stats.joins,
+        staleness_per_step=stats.staleness,
+    )
+
+
+class _Numbers:
+    def query(self, group: int) -> str:
+        return str(group)

@@ -1,0 +1,76 @@
+"""What executions and groups cost: a seeded model of the paper's NL2RepoBench runs with the 122B policy (paper §6.2).
+
+An execution is a harness phase, whose speed depends on the load of the engines, then an evaluation. Harness time at the
+reference load is lognormal with a part that all executions of a query share. A harness that is still running after
+`harness_limit_h` is stopped and scored. Some queries are hard to evaluate: an execution of them may find no valid
+evaluation before `overall_limit_h` and is then unresolved. Training work of a group follows the harness time it needed.
+"""
+
+import math
+
+import msgspec
+import numpy as np
+
+HOUR = 3600.0
+
+
+class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Defaults are calibrated: docs/calibration.md says what is the paper's and what was fitted."""
+
+    median_h: float = 1.75
+    """Median harness time at the reference load."""
+    sigma_query: float = 0.30
+    """Standard deviation of log harness time between queries."""
+    sigma_execution: float = 0.30
+    """The same between the executions of a query."""
+    harness_limit_h: float = 3.0
+    overall_limit_h: float = 4.2
+    evaluation_h: float = 0.1
+    hard_query: float = 0.165
+    """Share of queries that are hard to evaluate."""
+    hard_execution: float = 0.054
+    """Probability that an execution of such a query finds no valid evaluation."""
+    load_share: float = 0.3
+    """β: share of harness time at the reference load that scales with executions per node."""
+    reference_load: float = 36.0
+    """Executions per node (144 on four nodes)."""
+    work_node_h: float = 0.45
+    """Mean training work of a group in node-hours."""
+    micro_steps: int = 4
+    """Per group."""
+
+
+class GroupDraw(msgspec.Struct, frozen=True):
+    harness_s: list[float]
+    """[N] seconds at the reference load."""
+    unresolved: list[bool]
+    """[N]"""
+    work: float
+    """Node-seconds of training."""
+
+
+class Workload:
+    """Draws are pure in (seed, group), so every policy meets the same executions."""
+
+    def __init__(self, params: WorkloadParams, seed: int, members: int) -> None:
+        self.params = params
+        self._seed = seed
+        self._members = members
+        sigma = math.hypot(params.sigma_query, params.sigma_execution)
+        self._mean_s = params.median_h * HOUR * math.exp(sigma * sigma / 2)
+
+    def draw(self, group: int) -> GroupDraw:
+        params = self.params
+        rng = np.random.default_rng((self._seed, group))
+        shared = params.sigma_query * rng.standard_normal()
+        own = params.sigma_execution * rng.standard_normal(self._members)
+        harness = params.median_h * HOUR * np.exp(shared + own)
+        hard = rng.random() < params.hard_query
+        unresolved = (rng.random(self._members) < params.hard_execution) & hard
+        work = params.work_node_h * HOUR * float(harness.mean()) / self._mean_s
+        return GroupDraw(harness.tolist(), unresolved.tolist(), work)
+
+
+def speed(params: WorkloadParams, load: float) -> float:
+    """Progress per second of a harness phase, 1 at the reference load; `load` is running harnesses per node."""
+    return 1.0 / (1.0 - params.load_share + params.load_share * load / params.reference_load)
