@@ -12,46 +12,13 @@ import renderers
 
 from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
+from gyre.trajectory.families import FAMILIES
 from gyre.trajectory.stream_parse import Grammar, ParsedCall, ParsedTurn, StreamingParse, call_arguments
 from gyre.trajectory.text_tools import TextToolsRenderer
+from gyre.trajectory.wire import kimi_ids, one_call_each, wire_messages, wire_tools, with_ids
 
 BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
-
-_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    # family: (name in `renderers`, its thinking switch or "", settings that keep reasoning in the history)
-    "qwen3": ("qwen3", "enable_thinking", {"thinking_retention": "all"}),
-    "qwen35": ("qwen3.5", "enable_thinking", {"thinking_retention": "all"}),
-    "qwen36": ("qwen3.6", "enable_thinking", {"preserve_thinking": True}),
-    "qwen38": ("qwen3.8", "enable_thinking", {"preserve_thinking": True}),
-    "llama3": ("llama-3", "", {}),
-    "glm45": ("glm-4.5", "enable_thinking", {"thinking_retention": "all"}),
-    "glm5": ("glm-5", "enable_thinking", {"clear_thinking": False}),
-    "glm51": ("glm-5.1", "enable_thinking", {"clear_thinking": False}),
-    "glm53": ("glm-5.3", "", {"clear_thinking": False}),
-    "kimi_k2": ("kimi-k2", "enable_thinking", {"thinking_retention": "all"}),
-    "kimi_k25": ("kimi-k2.5", "thinking", {"thinking_retention": "all"}),
-    "deepseek_v3": ("deepseek-v3", "", {"thinking_retention": "all"}),
-    "deepseek_r1": ("deepseek-r1", "", {"thinking_retention": "all"}),
-    "deepseek_v4": ("deepseek-v4", "enable_thinking", {"drop_thinking": False}),
-    "gpt_oss": ("gpt-oss", "", {"auto_drop_analysis": False, "conversation_start_date": "2026-01-01"}),
-    "minimax_m2": ("minimax-m2", "", {"thinking_retention": "all"}),
-    "nemotron3": ("nemotron-3", "enable_thinking", {"truncate_history_thinking": False}),
-    "default": ("default", "", {}),
-    "text_tools": ("default", "", {}),
-}
-
-FAMILIES: tuple[str, ...] = tuple(sorted(_FAMILIES))
-"""Model families that a configuration may name. "default" applies the tokenizer's own chat template and reads no tool
-calls; "text_tools" does so too, and describes and reads tool calls as plain text."""
-
-_MARKERS: dict[str, tuple[str, str]] = {
-    # family prefix: (token that opens the tool-call part, token that closes one call)
-    "qwen3": ("<tool_call>", "</tool_call>"),
-    "glm": ("<tool_call>", "</tool_call>"),
-    "kimi": ("<|tool_calls_section_begin|>", "<|tool_call_end|>"),
-    "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
-}
 
 
 class RenderError(GyreError):
@@ -64,16 +31,16 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, family: str, *, thinking: bool) -> None:
         """`tokenizer` is a Hugging Face fast tokenizer or alike. `thinking` selects the template's thinking mode where
         the family has one. Raises RenderError for an unknown family or a tokenizer without the family's tokens."""
-        if family not in _FAMILIES:
-            raise RenderError(f"Unknown model family {family!r}: use one of {', '.join(FAMILIES)}.")
-        name, switch, settings = _FAMILIES[family]
+        if family not in FAMILIES:
+            raise RenderError(f"Unknown model family {family!r}: use one of {', '.join(sorted(FAMILIES))}.")
         self.family = family
         self.thinking = thinking
+        self._facts = facts = FAMILIES[family]
         self._tokenizer = tokenizer
         self._generic = family in ("default", "text_tools")
         try:
-            config_type = type(renderers.config_from_name(name))
-            config = config_type(**({switch: thinking} if switch else {}), **settings)
+            switch = {facts.thinking_switch: thinking} if facts.thinking_switch else {}
+            config = type(renderers.config_from_name(facts.template))(**switch, **facts.settings)
             self._renderer: Any = (
                 TextToolsRenderer(tokenizer) if family == "text_tools" else renderers.create_renderer(tokenizer, config)
             )
@@ -109,7 +76,7 @@ class ChatRenderer:
             return self._bridge_by_template(output_ids, conversation, start)
         prompt, output = list(prompt_ids[-BRIDGE_TAIL:]), list(output_ids)
         try:
-            bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=_wire_tools(conversation.tools))
+            bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=wire_tools(conversation.tools))
         except Exception as error:
             raise RenderError(f"The {self.family} template failed on new messages: {error}") from error
         path = prompt + output
@@ -129,27 +96,30 @@ class ChatRenderer:
         return StreamingParse(self._grammar, lambda ids: self._parse_whole(ids, tools))
 
     def _wire(self, messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
-        wire = _wire_messages(messages, start)
-        if self._late_system:
-            return wire
-        return [
-            {**message, "role": "user"} if message["role"] == "system" and start + offset > 0 else message
-            for offset, message in enumerate(wire)
-        ]
+        wire = wire_messages(messages, start)
+        if self._facts.own_call_ids:
+            ids = kimi_ids(messages)
+            wire = [with_ids(message, ids) for message in wire]
+        if not self._late_system:
+            wire = [
+                {**message, "role": "user"} if message["role"] == "system" and start + offset > 0 else message
+                for offset, message in enumerate(wire)
+            ]
+        return [part for message in wire for part in one_call_each(message)] if self._facts.single_call else wire
 
     def _accepts_late_system(self) -> bool:
         """Claude Code sends role system inside the history; templates that refuse it get these as user messages."""
         try:
             self._renderer.render_ids([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
         except Exception as error:
-            if "system" in str(error).lower():
+            if "system" in str(error).lower() or "role" in str(error).lower():
                 return False
             raise
         return True
 
     def _call(self, messages: list[dict[str, Any]], tools: Sequence[Tool], *, generation_prompt: bool) -> list[int]:
         try:
-            ids = self._renderer.render_ids(messages, tools=_wire_tools(tools), add_generation_prompt=generation_prompt)
+            ids = self._renderer.render_ids(messages, tools=wire_tools(tools), add_generation_prompt=generation_prompt)
         except Exception as error:
             raise RenderError(
                 f"The {self.family} chat template failed on a conversation of {len(messages)} messages: {error}"
@@ -180,7 +150,7 @@ class ChatRenderer:
         return sum(token in self._stop for token in ids)
 
     def _parse_whole(self, ids: list[int], tools: Sequence[Tool]) -> ParsedTurn:
-        parsed = self._renderer.parse_response(ids, tools=_wire_tools(tools), prompt_ids=self._opening)
+        parsed = self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
         calls = []
         for call in parsed.tool_calls:
             arguments = call_arguments(call.arguments)
@@ -193,9 +163,8 @@ class ChatRenderer:
         return ParsedTurn(text=text, reasoning=(parsed.reasoning_content or "").strip(), calls=tuple(calls))
 
     def _make_grammar(self) -> Grammar:
-        family = next((prefix for prefix in _MARKERS if self.family.startswith(prefix)), None)
         think_open, think_close = self._single("<think>"), self._single("</think>")
-        opener, closer = _MARKERS[family] if family else ("", "")
+        opener, closer = self._facts.tool_markers
         tool_open, tool_close = self._single(opener), self._single(closer)
         atomic = None not in (think_open, think_close, tool_open, tool_close)
         return Grammar(
@@ -219,50 +188,3 @@ class ChatRenderer:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False)) if ids else ""
-
-
-def _wire_messages(messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
-    """`messages[start:]` in the form that templates read. Tool messages carry the name of the tool that they answer."""
-    first = start
-    while first > 0 and messages[first - 1].role != "assistant":
-        first -= 1
-    names: dict[str, str] = {}
-    wire = []
-    for index in range(max(first - 1, 0), len(messages)):
-        message = messages[index]
-        names.update((call.id, call.name) for call in message.tool_calls)
-        if index >= start:
-            wire.append(_wire_message(message, names))
-    return wire
-
-
-def _wire_message(message: Message, names: dict[str, str]) -> dict[str, Any]:
-    wire: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.reasoning:
-        wire["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        wire["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _mapping(call.arguments)}}
-            for call in message.tool_calls
-        ]
-    if message.role == "tool":
-        wire["tool_call_id"] = message.tool_call_id
-        wire["name"] = names.get(message.tool_call_id, "tool")
-    return wire
-
-
-def _mapping(arguments: dict[str, Any] | str) -> dict[str, Any]:
-    parsed = call_arguments(arguments)
-    return parsed if isinstance(parsed, dict) else {"raw": arguments}
-
-
-def _wire_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    if not tools:
-        return None
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-        }
-        for tool in tools
-    ]

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trajectory_helpers import BASH, EDIT, TOOLS, Policy, answer_text, result, system, user
+from trajectory_helpers import BASH, EDIT, TOOLS, Policy, answer_text, family_renderer, result, system, user
 
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import RoleClass
@@ -216,6 +216,47 @@ def test_changing_tools_shares_what_the_tokens_share(tree, policy):
     assert 0 < record.prefix_len < len(policy.prompts["c0"])
     back = tree.prepare(conversation, role=RoleClass.MAIN)
     assert back.parent == "c1"
+
+
+def test_a_template_that_cannot_continue_a_path_is_flagged(tokenizer):
+    """GLM closes a turn with the next one's token, so an assistant turn of the harness cannot follow a stored path."""
+    renderer, glm = family_renderer("glm5")
+    for canonical, flags in ((True, {"foreign_turn"}), (False, {"foreign_turn", "prefix_break"})):
+        tree = TrajectoryTree("e1", renderer)
+        policy = Policy(tree, renderer, glm)
+        conversation = Conversation(HEAD)
+        record, emitted = policy.ask(conversation, "here and there", canonical=canonical, finish="length")
+        foreign = Message(role="assistant", text="canned")
+        prepared = tree.prepare(Conversation((*HEAD, emitted, foreign, user("x"))), role=RoleClass.MAIN)
+        assert {*prepared.flags} - {"context_turn"} == flags
+        assert prepared.input_ids == renderer.render(Conversation((*HEAD, emitted, foreign, user("x"))))
+        assert tree.path_ids(record.call_id)[: prepared.prefix_len] + prepared.delta_ids == prepared.input_ids
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_calls_in_flight_commit_in_any_order(renderer, tokenizer, data):
+    """Parallel agents and repeated requests: prepared together, committed in any order, some abandoned."""
+    tree = TrajectoryTree("e", renderer)
+    known = [Conversation(HEAD, TOOLS), Conversation((HEAD[0], user("sub")), TOOLS)]
+    flying = []
+    for step in range(data.draw(st.integers(2, 12))):
+        base = data.draw(st.sampled_from(known))
+        flying.append(tree.prepare(base, role=RoleClass.MAIN))
+        while flying and data.draw(st.booleans()):
+            prepared = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+            if data.draw(st.integers(0, 3)) == 0:
+                continue
+            call_id = f"c{len(tree)}"
+            ids = [*tokenizer.encode(data.draw(st.sampled_from(["a", "list", "list the"]))), tokenizer.eos_token_id]
+            emitted = Message(role="assistant", text=tokenizer.decode(ids[:-1]))
+            sample = Sample(output_ids=ids, logprobs=[-1.0] * len(ids), versions=[0] * len(ids), finish="stop")
+            record = tree.commit(prepared, sample, emitted, call_id=call_id)
+            assert tree.path_ids(call_id) == prepared.input_ids + ids
+            assert record == tree.record(call_id)
+            known.append(Conversation((*prepared.conversation.messages, emitted, user(f"u{step % 2}")), TOOLS))
+    if len(tree):
+        assert TrajectoryTree.from_records(tree.records()).records() == tree.records()
 
 
 def test_a_truncated_turn_is_closed_exactly_once(tree, policy, tokenizer):

@@ -1,0 +1,54 @@
+"""What differs between model families: which template code, which switches, which markers (data only).
+
+Reasoning is kept in the history wherever a template has a switch for it: a policy must see what it sampled, and a
+prompt that drops it would start a new path at every user message (case T01).
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Family(msgspec.Struct, frozen=True):
+    template: str
+    """Name in the `renderers` library."""
+    thinking_switch: str = ""
+    """Setting that turns the template's thinking mode on and off; "" where there is none."""
+    settings: dict[str, Any] = {}
+    tool_markers: tuple[str, str] = ("", "")
+    """Token that opens the tool-call part of a turn, token that closes one call; empty when they are not tokens."""
+    single_call: bool = False
+    """The template refuses a turn with several calls."""
+    own_call_ids: bool = False
+    """The policy writes the ids of its calls itself (Kimi)."""
+
+
+_HERMES = ("<tool_call>", "</tool_call>")
+_KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_end|>")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>")
+_KEEP: dict[str, Any] = {"thinking_retention": "all"}
+
+FAMILIES: dict[str, Family] = {
+    "qwen3": Family("qwen3", "enable_thinking", _KEEP, _HERMES),
+    "qwen35": Family("qwen3.5", "enable_thinking", _KEEP, _HERMES),
+    "qwen36": Family("qwen3.6", "enable_thinking", {"preserve_thinking": True}, _HERMES),
+    "qwen38": Family("qwen3.8", "enable_thinking", {"preserve_thinking": True}, _HERMES),
+    "llama3": Family("llama-3", single_call=True),
+    "glm45": Family("glm-4.5", "enable_thinking", _KEEP, _HERMES),
+    "glm5": Family("glm-5", "enable_thinking", {"clear_thinking": False}, _HERMES),
+    "glm51": Family("glm-5.1", "enable_thinking", {"clear_thinking": False}, _HERMES),
+    "glm53": Family("glm-5.3", "", {"clear_thinking": False}, _HERMES),
+    "kimi_k2": Family("kimi-k2", "enable_thinking", _KEEP, _KIMI, own_call_ids=True),
+    "kimi_k25": Family("kimi-k2.5", "thinking", _KEEP, _KIMI, own_call_ids=True),
+    "deepseek_v3": Family("deepseek-v3", "", _KEEP, _DEEPSEEK),
+    "deepseek_r1": Family("deepseek-r1", "", _KEEP, _DEEPSEEK),
+    "deepseek_v4": Family("deepseek-v4", "enable_thinking", {"drop_thinking": False}),
+    # The date is part of the prompt: a fixed one keeps the prompts of a long execution equal.
+    "gpt_oss": Family("gpt-oss", "", {"auto_drop_analysis": False, "conversation_start_date": "2026-01-01"}),
+    "minimax_m2": Family("minimax-m2", "", _KEEP, ("<minimax:tool_call>", "</minimax:tool_call>")),
+    "nemotron3": Family("nemotron-3", "enable_thinking", {"truncate_history_thinking": False}),
+    "default": Family("default"),
+    "text_tools": Family("default"),
+}
+"""Families that a configuration may name. "default" applies the tokenizer's own chat template and reads no tool calls;
+"text_tools" does so too, and describes and reads tool calls as plain text."""
