@@ -33,6 +33,17 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
     """To be called once, when the RPC server answers."""
 
 
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor tells a new worker process."""
+
+    name: str
+    entry: str
+    config: msgspec.Raw
+    address: str
+    secret: str
+    ready_fd: int
+
+
 class Process(Protocol):
     """A started process."""
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.core.errors import GyreError
-from gyre.launch.base import ProcessSpec
-from gyre.launch.worker import WorkerOrder
+from gyre.launch.base import ProcessSpec, WorkerOrder
 
 LOG_TAIL_LINES = 12
 
@@ -93,7 +92,8 @@ class LocalLauncher:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **spec.env},
+                    # gRPC reports every closed connection; the callers' typed errors say it better.
+                    env={**os.environ, "GRPC_VERBOSITY": "ERROR", **spec.env},
                     pass_fds=(write_fd,),
                     start_new_session=True,
                 )

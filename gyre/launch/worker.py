@@ -17,18 +17,9 @@ from typing import cast
 
 import msgspec
 
-from gyre.launch.base import WorkerContext, WorkerMain
+from gyre.launch.base import WorkerContext, WorkerMain, WorkerOrder
 
 log = logging.getLogger("gyre.worker")
-
-
-class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    entry: str
-    config: msgspec.Raw
-    address: str
-    secret: str
-    ready_fd: int
 
 
 def load_entry(entry: str) -> tuple[WorkerMain, type[msgspec.Struct]]:
