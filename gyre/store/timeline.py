@@ -5,7 +5,16 @@ from typing import Literal
 
 import msgspec
 
-from gyre.core.events import Event, LedgerSampled, Role, RunStarted, TransitionFinished, TransitionStarted
+from gyre.core.events import (
+    Event,
+    ExecutionClosed,
+    ExecutionStarted,
+    LedgerSampled,
+    Role,
+    RunStarted,
+    TransitionFinished,
+    TransitionStarted,
+)
 
 Activity = Literal["rollout", "training", "transition"]
 
@@ -71,11 +80,26 @@ def role_spans(events: Sequence[Event]) -> dict[int, list[Span]]:
 
 
 def waterlevels(events: Sequence[Event]) -> list[Waterlevel]:
-    return [
-        Waterlevel(t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f)
-        for event in events
-        if isinstance(event, LedgerSampled)
-    ]
+    """The ledger at every sample and, between two samples, at every start and end of an execution."""
+    levels: list[Waterlevel] = []
+    for event in events:
+        if isinstance(event, LedgerSampled):
+            level = Waterlevel(
+                t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f
+            )
+        elif isinstance(event, ExecutionStarted | ExecutionClosed) and levels:
+            started = isinstance(event, ExecutionStarted)
+            last = levels[-1]
+            level = Waterlevel(
+                t=event.t,
+                waterlevel=last.waterlevel - (not started),
+                capacity=last.capacity,
+                running=last.running + (1 if started else -1),
+            )
+        else:
+            continue
+        levels.append(level)
+    return levels
 
 
 def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]]:

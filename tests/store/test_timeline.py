@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthetic_journal import K, journal
 
-from gyre.core.events import RunStarted, TransitionFinished
+from gyre.core.events import ExecutionClosed, ExecutionStarted, LedgerSampled, RunStarted, TransitionFinished
 from gyre.store.journal import on_one_axis
 from gyre.store.timeline import role_spans, seconds_by_role, waterlevels
 
@@ -52,3 +52,13 @@ def test_waterlevels_are_d_minus_f() -> None:
     assert levels[0].waterlevel == 16
     assert levels[-1].waterlevel == 0
     assert all(level.running <= level.waterlevel for level in levels)
+
+
+def test_waterlevel_falls_with_every_end_between_samples() -> None:
+    sample = LedgerSampled(t=0.0, d=4, p=0, f=0, capacity=2, ready=0, roles=["rollout"])
+    started = ExecutionStarted(t=1.0, execution_id="g0-0", group=0, query="q", harness="h")
+    closed = ExecutionClosed(
+        t=2.0, execution_id="g0-0", group=0, validity="valid", reward=1.0, cause="completed", seconds=1.0
+    )
+    levels = waterlevels([started, sample, started, closed])
+    assert [(level.t, level.waterlevel, level.running) for level in levels] == [(0.0, 4, 0), (1.0, 4, 1), (2.0, 3, 0)]
