@@ -2,12 +2,10 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from gyre.core.clock import SystemClock
-from gyre.core.errors import ConfigError
 from gyre.engines.base import Engine
 from gyre.harnesses import load_profile
 from gyre.launch.base import WorkerContext
@@ -18,6 +16,7 @@ from gyre.proxy.http import Door, create_app
 from gyre.proxy.router import Router, RouterLimits
 from gyre.proxy.services import CallBounds, Services, StoreSink
 from gyre.proxy.serving import listeners, serve_http
+from gyre.proxy.tokenizer import load_tokenizer
 from gyre.rpc import connect, serve
 from gyre.store import RunDir
 from gyre.trajectory.render import ChatRenderer
@@ -58,12 +57,3 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
     finally:
         await router.close()
         sink.close()
-
-
-def load_tokenizer(directory: str) -> Any:
-    """The policy's fast tokenizer, from disk only."""
-    from transformers import AutoTokenizer  # heavy: only the worker needs it
-
-    if not Path(directory).is_dir():
-        raise ConfigError(f"tokenizer_dir {directory} does not exist; it must hold the policy's tokenizer.")
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True)

@@ -1,0 +1,159 @@
+"""Replay of recorded traffic: a trace of our own for the rules, the shared recordings for reality."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyre.core.errors import ConfigError
+from gyre.harnesses import load_profile
+from gyre.proxy.replay import ReplayReport, replay, replay_file
+from gyre.proxy.traces import read_trace
+from gyre.trajectory.roles import RoleMarkers
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+TOOL = {"name": "Bash", "description": "d", "input_schema": {"type": "object"}}
+
+# Harnesses without a profile of their own yet.
+MARKERS = {
+    "codex": RoleMarkers(
+        sub_agent_headers=["x-openai-subagent", "x-codex-parent-thread-id"],
+        agent_id_headers=["thread-id"],
+        summary_metadata={"request_kind": "compaction"},
+    ),
+    "qwen": RoleMarkers(
+        sub_agent_by_system=True,
+        summary_toolless_user=["First, reason in your scratchpad"],
+        auxiliary_system=["You are now acting as the managed memory extraction subagent"],
+        canned_assistant=["Got it. Thanks for the context!"],
+    ),
+    "opencode": RoleMarkers(
+        sub_agent_headers=["x-parent-session-id"], agent_id_headers=["x-session-id"], auxiliary_models=["small-model"]
+    ),
+    "pi": RoleMarkers(summary_toolless_user=["<conversation>"]),
+}
+
+
+def message_events(text: str, *blocks: dict[str, Any], end: bool = True) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": {"id": "m"}}]
+    for index, block in enumerate([{"type": "text", "text": text}, *blocks]):
+        begun = {**block, "text": ""} if block["type"] == "text" else {**block, "input": {}}
+        events.append({"type": "content_block_start", "index": index, "content_block": begun})
+        part = {"text": text} if block["type"] == "text" else {"partial_json": json.dumps(block["input"])}
+        events.append({"type": "content_block_delta", "index": index, "delta": part})
+        if end:
+            events.append({"type": "content_block_stop", "index": index})
+    return [*events, {"type": "message_stop"}] if end else [*events, {"_drop": "abort"}]
+
+
+def line(seq: int, messages: list[Any], response: Any, **more: Any) -> str:
+    tools = [TOOL] if seq == 1 else "…[same 1 tools as seq 1]"
+    request = {"model": "m", "max_tokens": 99, "stream": True, "messages": messages, "tools": tools}
+    return json.dumps(
+        {"seq": seq, "t": 1.0, "method": "POST", "path": "/v1/messages?beta=true", "headers": {}, "request": request,
+         "response": response, **more}
+    )  # fmt: skip
+
+
+def own_trace() -> str:
+    """First answer is cut and sampled anew, a 500 in between, the tool turn comes back rewritten, its retry replays."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls", "timeout": 10000.0}}
+    echoed = {**use, "input": {"timeout": 10000, "command": "ls"}}
+    first = [{"role": "user", "content": "go"}]
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a.txt"}
+    second = [*first, {"role": "assistant", "content": [{"type": "text", "text": "Look. "}, echoed]},
+              {"role": "user", "content": [result]}]  # fmt: skip
+    final = message_events("Done.")
+    return "\n".join(
+        [
+            line(1, first, message_events("Loo", end=False)),
+            line(2, first, message_events("Look.", use)),
+            line(3, second, {"_status": 500, "_headers": {}, "body": {}}),
+            line(4, second, final),
+            line(5, second, final),
+        ]
+    )
+
+
+async def test_own_trace_replays_by_the_rules(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(own_trace())
+    report = await replay(read_trace(path), proxy_tokenizer, RoleMarkers(), {})
+    assert (report.calls, report.orphans, report.nodes, report.error_answers) == (2, 1, 3, 1)
+    assert (report.retries_replayed, report.retries_attached) == (1, 0)
+    assert report.prefix_breaks == []
+    # Text is stripped before it is emitted, so the echo's trailing blank is a difference; so is the rewritten number.
+    assert report.drift == {"text_whitespace": 1, "args_form": 1}
+    (leaf,) = report.leaves
+    call = '\n<tool_call>\n{"name": "Bash", "arguments": {"command": "ls", "timeout": 10000.0}}\n</tool_call>'
+    sampled = len(proxy_tokenizer.encode("Look." + call)) + len("Done.") + 2
+    assert (leaf.role, leaf.targets, report.targets) == ("main", sampled, sampled)
+    assert report.unique_tokens == report.row_tokens_all_leaves + len("Loo")
+
+
+def test_replay_file_reports_what_is_wrong(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(own_trace())
+    proxy_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    assert replay_file(trace, "claude_code", str(tmp_path / "tokenizer")).calls == 2
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        replay_file(trace, "claude_code", str(tmp_path))
+    for text, words in (
+        ("{}", r"trace\.jsonl:1 is not"),
+        (own_trace().replace("/v1/messages", "/v1/files"), "no route"),
+    ):
+        trace.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            replay_file(trace, "claude_code", str(tmp_path / "tokenizer"))
+    trace.write_text(own_trace().replace('"content": "go"', '"content": 7'))
+    with pytest.raises(ConfigError, match=r"Exchange 1 .*content"):
+        replay_file(trace, "claude_code", str(tmp_path / "tokenizer"))
+
+
+async def replayed(name: str, tokenizer: Any) -> ReplayReport:
+    path = SHARED / f"{name}.jsonl"
+    if not path.is_file():
+        pytest.skip(f"{path} is not on this machine")
+    family = name.removeprefix("probe_").partition("_")[0].rstrip("0123456789")
+    family = {"oca": "opencode", "ocr": "opencode", "pir": "pi"}.get(family, family)
+    profiles = {"claude": "claude_code", "mini": "mini_swe_agent"}
+    markers = load_profile(profiles[family]).markers if family in profiles else MARKERS[family]
+    return await replay(read_trace(path), tokenizer, markers, {"small-model": "A title"})
+
+
+async def test_T01_every_shared_trace_keeps_its_tokens(proxy_tokenizer: Any) -> None:
+    """No call that continues a recorded one loses that one's tokens, whatever the harness did to its history."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not on this machine")
+    for path in sorted(SHARED.glob("*.jsonl")):
+        report = await replayed(path.stem, proxy_tokenizer)
+        assert report.prefix_breaks == [], path.stem
+        assert report.nodes == report.calls + report.orphans, path.stem
+
+
+@pytest.mark.parametrize(
+    ("name", "leaves"),
+    [
+        ("claude220_a_toolloop", {"main": 1}),
+        ("claude220_b_subagents", {"main": 1, "sub-agent": 2}),
+        ("claude220_b_compact_win100", {"main": 2, "main-summary": 1}),
+        ("claude220_b_compact_ptl", {"main": 2, "main-summary": 1}),
+        ("claude328_b_subagents", {"main": 1, "sub-agent": 2}),
+        ("codex_subagents", {"main": 1, "sub-agent": 2}),
+        ("opencode_chat_subagents", {"main": 1, "sub-agent": 2}),
+        ("pi_chat_f_400", {"main": 2, "main-summary": 1}),
+    ],
+)
+async def test_T13_leaves_of_sub_agents_and_compaction(proxy_tokenizer: Any, name: str, leaves: dict[str, int]) -> None:
+    report = await replayed(name, proxy_tokenizer)
+    assert Counter(leaf.role.value for leaf in report.leaves) == leaves
+
+
+async def test_T01_a_tool_loop_is_one_row_of_unique_tokens(proxy_tokenizer: Any) -> None:
+    for name in ("claude220_a_toolloop", "claude328_a_toolloop", "codex_f_500", "pi_chat_f_slow", "qwen_f_500"):
+        report = await replayed(name, proxy_tokenizer)
+        assert len(report.leaves) == 1
+        assert report.row_tokens_all_leaves == report.unique_tokens, name
+        assert report.leaves[0].targets == report.targets
