@@ -139,8 +139,7 @@ class Packer(Generic[W]):
         """Pulls one group at a time while a cell waits for work; ends only by cancellation."""
         board = self._board
         while True:
-            while not self.hungry():
-                await board.signal.wait()
+            await board.signal.until(self.hungry)
             batch = self.batch
             assert batch is not None
             group = board.ledger.take()

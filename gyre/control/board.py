@@ -1,10 +1,11 @@
 """The shared state of the controller's tasks, and the one place where a change is noticed.
 
 Every task changes the ledger, the roles or the batch, then calls `changed()`: the invariants are checked, the supply
-timer sees the new supply, and whoever waits for a change is woken.
+timer sees the new supply, and whoever waits for what has come true is woken.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from gyre.control.base import Journal
 from gyre.core.clock import Clock
@@ -16,21 +17,28 @@ from gyre.scheduling.rules import Situation, SupplyTimer, has_supply
 
 
 class Signal:
-    """Wakes everyone who waits now; `while not condition: await signal.wait()` never misses a change."""
+    """Waiting for a condition on the shared state. Conditions are looked at when something changed, by whoever changed
+    it, so that a task costs nothing while it has nothing to do."""
 
     def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     def notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
+        """Something changed."""
+        for condition, waiter in self._waiters:
+            if not waiter.done() and condition():
                 waiter.set_result(None)
 
-    async def wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when the condition holds, at once if it does."""
+        while not condition():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (condition, waiter)
+            self._waiters.append(entry)
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(entry)
 
 
 class Board:

@@ -46,20 +46,20 @@ class Dispatcher:
             board.record(GroupDispatched(t=board.clock.now(), group=number, query=query, version=board.published))
 
     async def run(self) -> None:
-        """Launches whenever something changed; ends only by cancellation."""
-        board = self._board
+        """Launches whenever it can; ends only by cancellation."""
         while True:
-            if self._launch():
-                board.changed()
-            await board.signal.wait()
+            await self._board.signal.until(lambda: self._free() > 0)
+            self._launch()
+            self._board.changed()
 
-    def _launch(self) -> int:
-        """Starts min{d − p, C_R − (p − f)} queued executions (paper §4.2) and returns how many."""
-        board = self._board
-        ledger = board.ledger
-        free = min(ledger.queued, board.capacity - ledger.running) if self.open else 0
-        for _ in range(free):
-            group, member = ledger.launch()
+    def _free(self) -> int:
+        """min{d − p, C_R − (p − f)} (paper §4.2)."""
+        board, ledger = self._board, self._board.ledger
+        return min(ledger.queued, board.capacity - ledger.running) if self.open else 0
+
+    def _launch(self) -> None:
+        for _ in range(self._free()):
+            group, member = self._board.ledger.launch()
             ticket = Ticket(
                 execution_id=execution_id(group.group, member, self._incarnation),
                 group=group.group,
@@ -68,7 +68,6 @@ class Dispatcher:
                 version=group.version,
             )
             self._crew.spawn(self._execute(ticket), ticket.execution_id)
-        return max(free, 0)
 
     async def _execute(self, ticket: Ticket) -> None:
         board = self._board

@@ -54,8 +54,7 @@ class TrainingLoop(Generic[W]):
         board = self._board
         batch: Batch[W] = Batch(version=board.version, size=board.config.B, started=board.clock.now())
         self._packer.open(batch)
-        while not batch.complete:
-            await board.signal.wait()
+        await board.signal.until(lambda: batch.complete)
         self._packer.close()
         async with self._transitions.window:
             board.phase = f"updating to version {batch.step}"

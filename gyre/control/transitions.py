@@ -13,7 +13,7 @@ from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.workers import Worker
 from gyre.core.events import CellJoined, CellLeft, Role, TransitionFinished, TransitionStarted
-from gyre.scheduling.policies import Policy
+from gyre.scheduling.policies import Decision, Policy
 
 
 class Transitions(Generic[W]):
@@ -56,18 +56,14 @@ class Transitions(Generic[W]):
         """
         board = self._board
         while True:
-            if self._packer.hungry():
-                await board.signal.wait()
-                continue
+            await board.signal.until(lambda: self._decision() is not None)
             async with self._serial:
-                decision = self._policy.decide(board.situation())
-                if decision.training > board.training and not self.burst_over:
+                decision = self._decision()
+                if decision is not None and decision.training > board.training:
                     await self._join(board.training)
                     continue
-            if decision.recheck_at is None:
-                await board.signal.wait()
-            else:
-                await self._change_or(decision.recheck_at)
+            if decision is not None and decision.recheck_at is not None:
+                await self._another_decision(decision, decision.recheck_at)
 
     async def end_burst(self) -> None:
         """After the final update: a transition under way ends, then all satellites return to rollout at once."""
@@ -181,10 +177,19 @@ class Transitions(Generic[W]):
         )
         board.sample()
 
-    async def _change_or(self, when: float) -> None:
+    def _decision(self) -> Decision | None:
+        """What the policy says, when it says anything."""
         board = self._board
-        change = asyncio.ensure_future(board.signal.wait())
-        timer = asyncio.ensure_future(board.clock.sleep(when - board.clock.now()))
+        if self.burst_over or self._packer.hungry():
+            return None
+        decision = self._policy.decide(board.situation())
+        return decision if decision.training > board.training or decision.recheck_at is not None else None
+
+    async def _another_decision(self, decision: Decision, recheck_at: float) -> None:
+        """Returns at `recheck_at`, or when the policy changes its mind before."""
+        board = self._board
+        change = asyncio.ensure_future(board.signal.until(lambda: self._decision() != decision))
+        timer = asyncio.ensure_future(board.clock.sleep(recheck_at - board.clock.now()))
         try:
             await asyncio.wait({change, timer}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -1,9 +1,9 @@
 """Fits the workload model to what the paper publishes: `python -m gyre.simulation.calibrate`.
 
-Fixed from the paper: B, N, cells, 144 executions per four nodes, switch times, and the two overall-timeout numbers, which
-determine how unresolved executions cluster in queries. Fitted by damped Gauss–Newton over the same seeds at every
-point: the parameters in `SCALES`, against the eleven totals of Table 1 and four statistics of §6.2 (mean execution, mean
-query maximum, share of queries of at least four hours, harness timeouts). docs/calibration.md records the outcome.
+Fixed from the paper: B, N, cells, 144 executions per four nodes, switch times, and the two overall-timeout numbers,
+which determine how unresolved executions cluster in queries. Fitted by damped Gauss–Newton over the same seeds at every
+point: the parameters in `SCALES`, against the eleven totals of Table 1 and four statistics of §6.2 (mean execution,
+mean query maximum, share of queries of at least four hours, harness timeouts). docs/calibration.md records the outcome.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.simulation.experiment import Layout, simulate
-from gyre.simulation.rows import ROWS, Row
+from gyre.simulation.experiment import run_row
+from gyre.simulation.rows import ROWS
 from gyre.simulation.stats import RunStats
 from gyre.simulation.workload import WorkloadParams
 
@@ -71,17 +71,12 @@ def statistics(stats: RunStats) -> dict[str, float]:
     }
 
 
-def run_row(row: Row, params: WorkloadParams, seed: int, steps: int) -> RunStats:
-    layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
-    return simulate(row.config(steps=steps), layout, params, seed=seed)
-
-
 def measure(params: WorkloadParams, seeds: range) -> dict[str, float]:
     """Mean hours of each row and the statistics of E0 over 48 steps, means over the seeds."""
     sums: dict[str, float] = {}
     for seed in seeds:
         for row in ROWS.values():
-            stats = run_row(row, params, seed, 48 if row.name == "E0" else 12)
+            stats = run_row(row, params, seed=seed, steps=48 if row.name == "E0" else 12)
             values = {row.name: stats.step_ends[11]} | (statistics(stats) if row.name == "E0" else {})
             for key, value in values.items():
                 sums[key] = sums.get(key, 0.0) + value / len(seeds)

@@ -12,6 +12,7 @@ from gyre.scheduling.order import LaunchOrder
 from gyre.scheduling.policies import Policy
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.loaded import LoadedExecutions
+from gyre.simulation.rows import Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
 from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams
@@ -62,11 +63,10 @@ def simulate(
         drawn = Drawn(Workload(params, seed, config.N))
         cells = SimCells(clock, times or CellTimes(), layout.cell_nodes)
 
-        def nodes() -> int:
-            return sum(layout.pool_nodes if engine < 0 else layout.cell_nodes for engine in cells.admitting)
-
-        executions = LoadedExecutions(params, drawn.get, nodes)
-        cells.on_admitting = executions.changed
+        executions = LoadedExecutions(params, drawn.get)
+        cells.on_admitting = lambda engines: executions.served_by(
+            sum(layout.pool_nodes if engine < 0 else layout.cell_nodes for engine in engines)
+        )
         await Controller(
             config,
             clock,
@@ -81,3 +81,11 @@ def simulate(
 
     run_virtual(main())
     return stats
+
+
+def run_row(
+    row: Row, params: WorkloadParams, *, seed: int, steps: int, readers: tuple[Callable[[Event], None], ...] = ()
+) -> RunStats:
+    """A configuration of Table 1 on the modelled workload."""
+    layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
+    return simulate(row.config(steps=steps), layout, params, seed=seed, readers=readers)

@@ -18,11 +18,10 @@ Phase = asyncio.Future[bool]
 
 
 class LoadedExecutions:
-    def __init__(self, params: WorkloadParams, draw: Callable[[int], GroupDraw], nodes: Callable[[], int]) -> None:
-        """`nodes` serve rollouts now; call `changed` when that number changes."""
+    def __init__(self, params: WorkloadParams, draw: Callable[[int], GroupDraw]) -> None:
         self._params = params
         self._draw = draw
-        self._nodes = nodes
+        self._nodes = 0
         self._loop = asyncio.get_running_loop()
         self._progress = 0.0
         self._rate = 0.0
@@ -37,7 +36,12 @@ class LoadedExecutions:
     def harness(self, ticket: Ticket) -> str:  # noqa: ARG002
         return "simulated"
 
-    def changed(self) -> None:
+    def served_by(self, nodes: int) -> None:
+        """From now on this many nodes serve rollouts."""
+        self._nodes = nodes
+        self._changed()
+
+    def _changed(self) -> None:
         """Recomputes rate and timer once, after everything else that happens at this instant."""
         if not self._dirty:
             self._dirty = True
@@ -52,13 +56,13 @@ class LoadedExecutions:
         heapq.heappush(self._ends, (self._progress + draw.harness_s[ticket.member], self._sequence, phase))
         heapq.heappush(self._limits, (started + params.harness_limit_h * HOUR, self._sequence, phase))
         self._running += 1
-        self.changed()
+        self._changed()
         try:
             own_end = await phase
         finally:
             self._advance()
             self._running -= 1
-            self.changed()
+            self._changed()
         if draw.unresolved[ticket.member]:
             await asyncio.sleep(started + params.overall_limit_h * HOUR - self._loop.time())
             return completed(ticket, "overall_timeout", Validity.UNRESOLVED)
@@ -73,8 +77,7 @@ class LoadedExecutions:
     def _rearm(self) -> None:
         self._dirty = False
         self._advance()
-        nodes = self._nodes()
-        self._rate = speed(self._params, self._running / nodes) if nodes else 0.0
+        self._rate = speed(self._params, self._running / self._nodes) if self._nodes else 0.0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -97,7 +100,7 @@ class LoadedExecutions:
             _finish(heapq.heappop(self._ends)[2], True)
         while self._limits and (self._limits[0][2].done() or self._limits[0][0] <= self._since):
             _finish(heapq.heappop(self._limits)[2], False)
-        self.changed()
+        self._changed()
 
 
 def _finish(phase: Phase, own_end: bool) -> None:

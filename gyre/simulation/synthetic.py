@@ -62,13 +62,13 @@ class SimCells:
         """Engine in rollout → version it serves."""
         self._known: set[int] = set()
         self.admitting: list[int] = []
-        self.on_admitting: Callable[[], None] = lambda: None
+        self.on_admitting: Callable[[Sequence[int]], None] = lambda _: None
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         missing = [cell for cell in cells if cell not in self._engines]
         self._demand(not missing, f"Cells {missing} shall admit but do not serve.")
         self.admitting = list(cells)
-        self.on_admitting()
+        self.on_admitting(cells)
 
     async def leave_rollout(self, cell: int) -> Handoff:
         self._demand(cell not in self.admitting, f"Cell {cell} leaves rollout while it admits.")

@@ -1,0 +1,84 @@
+"""The paper's two scheduling experiments on the modelled workload: Table 1, and the 48-step speedups (§6.2, §6.3)."""
+
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import msgspec
+
+from gyre.simulation.experiment import run_row
+from gyre.simulation.rows import ROWS, Row
+from gyre.simulation.workload import WorkloadParams
+
+
+class Job(msgspec.Struct, frozen=True):
+    row: Row
+    params: WorkloadParams
+    seed: int
+    steps: int
+
+
+def hours(job: Job) -> float:
+    """End of the last update."""
+    return run_row(job.row, job.params, seed=job.seed, steps=job.steps).step_ends[-1]
+
+
+def totals(rows: Sequence[Row], params: WorkloadParams, seeds: Iterable[int], steps: int) -> dict[str, list[float]]:
+    """Hours per row and seed; rows of one seed meet the same executions. Uses every CPU."""
+    jobs = [Job(row, params, seed, steps) for seed in seeds for row in rows]
+    with ProcessPoolExecutor(max_workers=min(len(jobs), os.cpu_count() or 1)) as pool:
+        measured = list(pool.map(hours, jobs))
+    result: dict[str, list[float]] = {row.name: [] for row in rows}
+    for job, value in zip(jobs, measured, strict=True):
+        result[job.row.name].append(value)
+    return result
+
+
+def table1(params: WorkloadParams, seeds: int) -> dict[str, Any]:
+    """{"rows": {name: {"hours", "sd", "paper", "ratio_to_E0"}}, "params": …}; `sd` is over seeds."""
+    measured = totals(list(ROWS.values()), params, range(seeds), 12)
+    base = statistics.mean(measured["E0"])
+    return {
+        "rows": {
+            name: {
+                "hours": statistics.mean(values),
+                "sd": statistics.stdev(values) if len(values) > 1 else 0.0,
+                "paper": ROWS[name].hours,
+                "ratio_to_E0": statistics.mean(values) / base,
+            }
+            for name, values in measured.items()
+        },
+        "params": msgspec.to_builtins(params) | {"seeds": seeds},
+    }
+
+
+SPEEDUPS: dict[float, dict[str, Row]] = {
+    1.0: {
+        "gyre": msgspec.structs.replace(ROWS["E0"], name="gyre", phi=0.5, mu=2),
+        "async": msgspec.structs.replace(ROWS["A0"], name="async", phi=1.0, mu=1),
+        "colocate": msgspec.structs.replace(ROWS["C0"], name="colocate", phi=0.0, mu=3),
+    },
+    1.5: {
+        "gyre": msgspec.structs.replace(ROWS["E0"], name="gyre"),
+        "async": msgspec.structs.replace(ROWS["A0"], name="async"),
+        "colocate": msgspec.structs.replace(ROWS["C0"], name="colocate"),
+    },
+}
+"""The three methods at each target of mean staleness (§6.1)."""
+
+
+def speedups(params: WorkloadParams, seeds: int, steps: int = 48) -> dict[str, Any]:
+    """{"E[d]": {"hours": {method: mean}, "over_async": …, "over_colocate": …}} after `steps` steps."""
+    result: dict[str, Any] = {}
+    for target, rows in SPEEDUPS.items():
+        measured = {
+            name: statistics.mean(v) for name, v in totals(list(rows.values()), params, range(seeds), steps).items()
+        }
+        result[str(target)] = {
+            "hours": measured,
+            "over_async": measured["async"] / measured["gyre"],
+            "over_colocate": measured["colocate"] / measured["gyre"],
+        }
+    return result
