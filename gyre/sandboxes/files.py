@@ -19,7 +19,9 @@ async def copy(source: str | Path, target: Path) -> None:
 
 async def remove_tree(path: Path) -> None:
     """Removes a directory whatever the permissions of what it holds; it may be missing. Raises SandboxError."""
-    if path.exists():
+    try:
+        await _run("rm", "-rf", "--", str(path))
+    except SandboxError:
         await _run("chmod", "-R", "u+rwX", "--", str(path))
         await _run("rm", "-rf", "--", str(path))
 

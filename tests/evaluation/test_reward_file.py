@@ -1,0 +1,114 @@
+"""Which reward a verifier's files state, and which are refused."""
+
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.evaluation import InvalidReward, digest, read_reward
+
+
+def write(directory: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (directory / name.replace("_", ".")).write_text(text)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"reward_json": '{"reward": 0.5, "tests": 3}'}, (0.5, {"reward": 0.5, "tests": 3.0})),
+        ({"reward_json": '{"passed": 0}'}, (0.0, {"passed": 0.0})),
+        ({"reward_txt": " 0.25\n"}, (0.25, {})),
+        ({"reward_json": '{"reward": 1}', "reward_txt": "0"}, (1.0, {"reward": 1.0})),
+    ],
+)
+def test_valid_rewards(tmp_path: Path, files: dict[str, str], expected: tuple[float, dict[str, float]]) -> None:
+    assert read_reward(write(tmp_path, **files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, "wrote neither"),
+        ({"reward_txt": ""}, "not a number"),
+        ({"reward_txt": "nan"}, "not finite"),
+        ({"reward_json": '{"reward": 1e999}'}, "not finite"),
+        ({"reward_json": '{"reward": 1' + "0" * 400 + "}"}, "not finite"),
+        ({"reward_json": '{"reward": '}, "not JSON"),
+        ({"reward_json": "[" * 100_000}, "not JSON"),
+        ({"reward_json": "{}"}, "not an object of numbers"),
+        ({"reward_json": '{"reward": true}'}, "not an object of numbers"),
+        ({"reward_json": '{"reward": "1"}'}, "not an object of numbers"),
+        ({"reward_json": '{"a": 1, "b": 2}'}, "none is called reward"),
+        # The file wins even when it is broken: a verifier that meant it must not be overruled by another one.
+        ({"reward_json": "x", "reward_txt": "1"}, "not JSON"),
+        ({"reward_txt": "1" * (1 << 21)}, "larger than"),
+    ],
+)
+def test_refused_rewards(tmp_path: Path, files: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidReward, match=why):
+        read_reward(write(tmp_path, **files))
+
+
+def test_links_and_fifos_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("1")
+    (tmp_path / "reward.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidReward, match="cannot be read"):
+        read_reward(tmp_path)
+    (tmp_path / "reward.json").unlink()
+    os.mkfifo(tmp_path / "reward.json")
+    with pytest.raises(InvalidReward, match="not a regular file"):
+        read_reward(tmp_path)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), st.floats(), min_size=1, max_size=3))
+def test_a_score_is_always_finite(tmp_path_factory: pytest.TempPathFactory, scores: dict[str, float]) -> None:
+    import json
+
+    directory = write(tmp_path_factory.mktemp("reward"), reward_json=json.dumps(scores))
+    try:
+        score, detail = read_reward(directory)
+    except InvalidReward:
+        return
+    assert math.isfinite(score)
+    assert all(math.isfinite(value) for value in detail.values())
+
+
+def test_the_digest_sees_content_names_modes_and_links_but_no_times(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "sub").mkdir(parents=True)
+    (work / "sub/a").write_text("1")
+    seen = {digest(work)}
+    os.utime(work / "sub/a", (0, 0))
+    assert digest(work) in seen
+
+    def change(action: object) -> None:
+        new = digest(work)
+        assert new not in seen, action
+        seen.add(new)
+
+    change((work / "sub/a").write_text("2"))
+    change((work / "sub/a").chmod(0o755))
+    change((work / "sub/a").rename(work / "sub/b"))
+    change((work / "empty").mkdir())
+    change((work / "link").symlink_to("sub"))
+    change(os.mkfifo(work / "pipe"))
+
+
+def test_the_digest_survives_a_very_deep_tree(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_DIRECTORY)
+    for _ in range(1500):
+        os.mkdir("deeper", dir_fd=here)
+        below = os.open("deeper", os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    before = digest(tmp_path)
+    # Not left to pytest, which recurses.
+    subprocess.run(["rm", "-rf", tmp_path / "deeper"], check=True)
+    assert digest(tmp_path) != before

@@ -1,0 +1,105 @@
+"""Harness profiles: data that is checked, filled in and compared with what is installed."""
+
+from pathlib import Path
+
+import pytest
+
+from gyre.core.errors import ConfigError
+from gyre.core.records import SessionAccess
+from gyre.harnesses import check, load_profile, prefix_of, prepare, profile_names
+from gyre.harnesses.profile import read_profile
+
+ACCESS = SessionAccess(path="/x/abc", api_key="key")
+
+MINIMAL = """
+dialect = "chat"
+binary = "${prefix}/run"
+version_command = ["${prefix}/run", "--version"]
+argv = ["${prefix}/run", "${instruction}"]
+[install]
+source = "npm"
+package = "p"
+version = "1.2"
+"""
+
+
+def write_profile(directory: Path, text: str) -> Path:
+    path = directory / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_profiles_load() -> None:
+    assert {"claude_code", "mini_swe_agent"} <= set(profile_names())
+    for name in profile_names():
+        assert load_profile(name).name == name
+
+
+def test_claude_code_starts_natively_with_the_session_of_its_execution(tmp_path: Path) -> None:
+    launch = prepare(
+        load_profile("claude_code"), tmp_path, instruction="Do $HOME.", access=ACCESS, proxy_url="http://p", home="/h"
+    )
+    assert launch.argv[0].startswith("/opt/harness/")
+    assert (launch.env["ANTHROPIC_BASE_URL"], launch.env["ANTHROPIC_API_KEY"]) == ("http://p/x/abc", "key")
+    assert launch.stdin == "Do $HOME."
+    assert launch.mounts == {"/opt/harness": tmp_path}
+
+
+def test_mini_swe_agent_reads_the_task_from_a_file_and_sees_its_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "pyvenv.cfg").write_text("home = /somewhere/python/bin\nversion = 3.11\n")
+    launch = prepare(
+        load_profile("mini_swe_agent"),
+        tmp_path,
+        instruction='a "b"\n😀',
+        access=ACCESS,
+        proxy_url="http://p",
+        home="/h",
+    )
+    assert launch.files["task.yaml"] == 'run: {task: "a \\"b\\"\\n😀"}\n'
+    assert launch.env["OPENAI_API_BASE"] == "http://p/x/abc/v1"
+    assert launch.mounts["/somewhere/python"] == Path("/somewhere/python")
+
+
+def test_an_argument_that_linux_refuses_is_refused_before(tmp_path: Path) -> None:
+    profile = read_profile(write_profile(tmp_path, MINIMAL))
+    with pytest.raises(ConfigError, match="128 KiB"):
+        prepare(profile, tmp_path, instruction="x" * (1 << 17), access=ACCESS, proxy_url="", home="")
+
+
+def test_an_unknown_harness_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="'nope' is unknown; there are claude_code"):
+        load_profile("nope")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("argv =", "arguments ="), "arguments"),
+        (("${instruction}", "${task}"), "argv: task is unknown"),
+        (("${instruction}", "costs $1"), "argv: a stray"),
+        (('"chat"', '"smoke signals"'), "dialect"),
+        (('binary = "${prefix}/run"', 'binary = "${api_key}"'), "binary: api_key is unknown"),
+    ],
+)
+def test_a_broken_profile_names_file_and_key(tmp_path: Path, change: tuple[str, str], why: str) -> None:
+    path = write_profile(tmp_path, MINIMAL.replace(*change))
+    with pytest.raises(ConfigError, match=why) as raised:
+        read_profile(path)
+    assert str(path) in str(raised.value)
+
+
+def test_check_tells_missing_from_another_version(tmp_path: Path) -> None:
+    profile = read_profile(write_profile(tmp_path, MINIMAL))
+    with pytest.raises(ConfigError, match=r"mine 1\.2 is not installed .*run: gyre setup mine"):
+        check(profile, tmp_path)
+    binary = prefix_of(profile, tmp_path) / "run"
+    binary.parent.mkdir()
+    binary.write_text('#!/bin/sh\necho 1.20 "$SECRET"\n')
+    binary.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"not version 1\.2 \(it says: 1\.20\)"):
+        check(profile, tmp_path)
+    binary.write_text("#!/bin/sh\necho 'mine 1.2'\n")
+    check(profile, tmp_path)
+    binary.write_text("#!/no/such/interpreter\n")
+    with pytest.raises(ConfigError, match="does not start"):
+        check(profile, tmp_path)

@@ -1,0 +1,14 @@
+"""The real runner worker, with the profiles of a test's directory."""
+
+import os
+from pathlib import Path
+
+from gyre.harnesses import profile
+from gyre.launch.base import WorkerContext
+from gyre.runner import worker
+from gyre.runner.config import RunnerConfig
+
+
+async def main(config: RunnerConfig, context: WorkerContext) -> None:
+    profile.PROFILES = Path(os.environ["TEST_PROFILES"])
+    await worker.main(config, context)

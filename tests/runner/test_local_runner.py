@@ -1,0 +1,176 @@
+"""The life of executions in real sandboxes with a shell script as harness: T29, T31, T33, T34, T35."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tiny_tasks import TaskWriter, make_spec
+
+from gyre.core.errors import ConfigError, GyreError
+from gyre.core.records import Validity
+from gyre.runner.config import RunnerConfig
+from gyre.runner.worker import LocalRunner
+from gyre.store import RunStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    (tmp_path / "run").mkdir()
+    return RunStore(tmp_path / "run/gyre.sqlite")
+
+
+@pytest.fixture
+async def runner(tmp_path: Path, shell_root: Path, proxy_socket: Path, store: RunStore) -> AsyncIterator[LocalRunner]:
+    config = RunnerConfig(
+        run_dir=str(tmp_path / "run"), proxy_socket=str(proxy_socket), harness_root=str(shell_root), max_boots=2
+    )
+    runner = LocalRunner(config, store)
+    yield runner
+    await runner.shutdown()
+
+
+async def test_a_completed_execution(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, tmp_path: Path
+) -> None:
+    check = "grep -x 'http://127.0.0.1:8080/x/secret key-1' out && [ -f seed ] && echo 1 > /logs/verifier/reward.txt"
+    task = write_task('cat ~/notes/hello; echo "$MODEL_URL $MODEL_KEY" > out', check)
+    await runner.start(make_spec("e-0", task))
+    await runner.start(make_spec("e-0", task))
+    await runner.wait_closed("e-0")
+    report = await runner.wait("e-0")
+    assert (report.outcome.validity, report.outcome.reward, report.outcome.cause) == (Validity.VALID, 1.0, "completed")
+    assert report.outcome.harness_exit_code == 0
+    assert (Path(report.workspace) / "out").exists()
+    assert (tmp_path / "run/logs/executions/e-0.out").read_text() == "key key-1 costs 1$"
+    assert await runner.running() == []
+    assert store.outcome("e-0") == report.outcome
+    assert store.assessments("e-0") == [report.outcome.assessment]
+
+
+async def test_t31_a_harness_timeout_is_scored(runner: LocalRunner, write_task: TaskWriter) -> None:
+    task = write_task("echo half > out; sleep 99", "[ -f out ] && echo 0.5 > /logs/verifier/reward.txt")
+    await runner.start(make_spec("e-0", task, harness_s=0.3))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward, outcome.cause) == (Validity.VALID, 0.5, "harness_timeout")
+
+
+async def test_t31_the_tasks_own_timeout_holds_too(runner: LocalRunner, write_task: TaskWriter) -> None:
+    task = write_task("sleep 99", manifest="[agent]\ntimeout_sec = 0.2")
+    await runner.start(make_spec("e-0", task))
+    assert (await runner.wait("e-0")).outcome.cause == "harness_timeout"
+
+
+async def test_t28_a_harness_that_dies_without_work_is_no_zero(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore
+) -> None:
+    await runner.start(make_spec("e-0", write_task("exit 3")))
+    await runner.start(make_spec("e-1", write_task("echo x > out; exit 3", name="worked")))
+    lost, worked = (await runner.wait("e-0")).outcome, (await runner.wait("e-1")).outcome
+    assert (lost.validity, lost.cause, lost.harness_exit_code) == (Validity.NO_WORK, "harness_exit", 3)
+    assert store.assessments("e-0") == []
+    assert (worked.validity, worked.reward, worked.cause) == (Validity.VALID, 1.0, "harness_exit")
+
+
+async def test_t29_a_failed_grading_is_repeated_on_the_same_state(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, tmp_path: Path
+) -> None:
+    # Deletes what it grades and fails; the repetition must see the untouched state again.
+    flaky = "cat out || exit 1; rm out"
+    task = write_task("echo x > out", flaky)
+    await runner.start(make_spec("e-0", task))
+    outcome = (await runner.wait("e-0")).outcome
+    first, second = store.assessments("e-0")
+    assert first.artifact == second.artifact
+    assert (first.valid, first.designated) == (False, False)
+    assert outcome.validity is Validity.UNRESOLVED
+    assert "wrote neither" in outcome.message
+    assert (tmp_path / "run/logs/executions/e-0.verifier").read_text() == "x\nx\n"
+    assert (tmp_path / "run/workspaces/e-0/app/out").exists()
+
+
+async def test_t33_a_hung_verifier_is_bounded_and_unresolved(runner: LocalRunner, write_task: TaskWriter) -> None:
+    task = write_task("echo x > out", "echo 1 > /logs/verifier/reward.txt; sleep 99")
+    await runner.start(make_spec("e-0", task, evaluation_s=0.2))
+    outcome = (await runner.wait("e-0")).outcome
+    assert outcome.validity is Validity.UNRESOLVED
+    assert "did not end within 0.2 s" in outcome.message
+
+
+async def test_t33_t34_a_hung_boot_is_retried_once_and_is_no_work(
+    runner: LocalRunner, write_task: TaskWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bin/bwrap"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\necho boot >> {tmp_path}/boots\nexec sleep 99\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    await runner.start(make_spec("e-0", write_task("true"), boot_s=0.2))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")
+    assert "not booted within 0.2 s" in outcome.message
+    assert (tmp_path / "boots").read_text() == "boot\nboot\n"
+
+
+async def test_t33_the_overall_budget_excludes(runner: LocalRunner, write_task: TaskWriter, store: RunStore) -> None:
+    await runner.start(make_spec("e-0", write_task("echo x > out; sleep 99"), overall_s=0.3))
+    await runner.wait_closed("e-0")
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.UNRESOLVED, "overall_timeout")
+    assert store.outcome("e-0") == outcome
+
+
+async def test_t34_cancel_ends_everything_and_is_recorded(
+    runner: LocalRunner, write_task: TaskWriter, tmp_path: Path
+) -> None:
+    await runner.start(make_spec("e-0", write_task("trap : TERM; while :; do read -t 1 x <> /dev/null; done")))
+    while not (tmp_path / "run/workspaces/e-0/prompt").exists():  # noqa: ASYNC110 — the runner shows no other event
+        await asyncio.sleep(0.01)
+    assert await runner.running() == ["e-0"]
+    await runner.cancel("e-0")
+    assert await runner.running() == []
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.UNRESOLVED, "cancelled")
+    await runner.cancel("e-0")
+
+
+async def test_t35_the_policy_cannot_reach_tests_solution_or_reward(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore
+) -> None:
+    cheat = """
+    ls /tests /solution > seen 2>/dev/null
+    echo 1 > /logs/verifier/reward.txt
+    mkdir tests; echo 'echo 1 > /logs/verifier/reward.txt' > tests/test.sh
+    ln -s /logs/verifier/reward.txt out
+    setsid -f bash -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done'
+    """
+    await runner.start(
+        make_spec("e-0", write_task(cheat, "[ ! -s seen ] && exit 0; echo 0 > /logs/verifier/reward.txt"))
+    )
+    outcome = (await runner.wait("e-0")).outcome
+    assert outcome.validity is Validity.UNRESOLVED
+    assert "wrote neither" in outcome.message
+
+
+async def test_a_broken_task_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
+    await runner.start(make_spec("e-0", tmp_path / "nowhere"))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")
+    assert "nowhere" in outcome.message
+
+
+async def test_an_unknown_harness_or_execution_is_refused(runner: LocalRunner, write_task: TaskWriter) -> None:
+    with pytest.raises(ConfigError, match="unknown; there are shell"):
+        await runner.start(make_spec("e-0", write_task("true"), harness="nope"))
+    with pytest.raises(GyreError, match="never started"):
+        await runner.wait("e-9")
+
+
+async def test_shutdown_leaves_no_outcome_so_that_a_resumed_run_starts_again(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore
+) -> None:
+    await runner.start(make_spec("e-0", write_task("sleep 99")))
+    await runner.shutdown()
+    assert store.outcome("e-0") is None
+    assert await runner.running() == []

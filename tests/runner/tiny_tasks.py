@@ -1,0 +1,21 @@
+"""What the runner's tests write to disk and start."""
+
+from pathlib import Path
+from typing import Protocol
+
+from gyre.core.records import SessionAccess
+from gyre.runner.base import Budgets, ExecutionSpec
+
+
+class TaskWriter(Protocol):
+    def __call__(self, instruction: str, test: str = ..., name: str = ..., manifest: str = ...) -> Path: ...
+
+
+def make_spec(execution_id: str, task: Path, harness: str = "shell", **budgets: float) -> ExecutionSpec:
+    return ExecutionSpec(
+        execution_id=execution_id,
+        task=str(task),
+        harness=harness,
+        access=SessionAccess(path="/x/secret", api_key="key-1"),
+        budgets=Budgets(**{"boot_s": 20, "harness_s": 20, "evaluation_s": 20, "overall_s": 60, **budgets}),
+    )
