@@ -30,7 +30,7 @@ def canonical_value(value: Any) -> Any:
         return {str(key): canonical_value(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
         return [canonical_value(item) for item in value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         return value
     if isinstance(value, int) and abs(value) <= _EXACT_INTEGERS:
         return value

@@ -79,6 +79,7 @@ def test_admission_against_brute_force(tree, seed, j_max):
         frozen = admitted_tokens([path])
         assert set(frozen) == left[path.leaf_call_id]
         assert len(frozen) == len(set(frozen)) == path.target_count > 0
+        assert all(span.start < span.stop for span in path.targets)
         masked |= tokens[path.leaf_call_id]
     everything = set().union(*tokens.values())
     if j_max is None or len(admitted) < j_max:
@@ -149,6 +150,13 @@ def test_T23_weights_do_not_depend_on_the_number_of_rows(tree, seed):
         assert row.targets == sorted(set(row.targets))
         assert row.ids_T == tree.path_ids(path.leaf_call_id)[: len(row.ids_T)]
         assert row.targets[-1] == len(row.ids_T) - 1
+
+
+def test_a_row_ends_with_its_last_target():
+    tree = TrajectoryTree.from_records([record(0, None, 0, 4, 3), record(1, 0, 7, 50, 0)])
+    [path] = admit(tree, j_max=5, seed=0)
+    assert path.leaf_call_id == "c1"
+    assert len(build_row(tree, path).ids_T) == 7
 
 
 def test_nothing_to_admit():

@@ -14,7 +14,7 @@ def execution(name, lengths, advantage=1.0):
 
 
 EXECUTIONS = st.lists(
-    st.tuples(st.lists(st.integers(2, 120), max_size=5), st.sampled_from([0.0, -1.0, 0.5])), max_size=9
+    st.tuples(st.lists(st.integers(2, 60), max_size=4), st.sampled_from([0.0, -1.0, 0.5])), max_size=12
 ).map(lambda items: [execution(f"e{i}", lengths, advantage) for i, (lengths, advantage) in enumerate(items)])
 
 

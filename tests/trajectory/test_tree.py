@@ -155,6 +155,25 @@ def test_resent_first_turn_shares_its_whole_prompt(tree, policy):
     assert {leaf.call_id for leaf in tree.leaves()} == {"c0", "c2"}
 
 
+def test_of_two_equal_answers_the_later_is_continued(tree, policy):
+    policy.ask(Conversation(HEAD, TOOLS), "same", trainable=False)
+    second, emitted = policy.ask(Conversation(HEAD, TOOLS), "same")
+    prepared = tree.prepare(Conversation((*HEAD, emitted, user("more")), TOOLS), role=RoleClass.MAIN)
+    assert prepared.parent == second.call_id
+
+
+def test_equal_answers_in_other_contexts_are_not_confused(tree, policy):
+    for number in range(3):
+        task = (HEAD[0], user(f"task {number}"))
+        _, emitted = policy.ask(Conversation(task, TOOLS), "ok")
+    for number in range(3):
+        task = (HEAD[0], user(f"task {number}"))
+        prepared = tree.prepare(Conversation((*task, emitted, user("more")), TOOLS), role=RoleClass.MAIN)
+        assert prepared.parent == f"c{number}"
+    other = Conversation((HEAD[0], user("task 9"), emitted, user("more")), TOOLS)
+    assert tree.prepare(other, role=RoleClass.MAIN).flags == ["context_turn"]
+
+
 def test_concurrent_duplicates_commit_into_a_shared_prompt(tree, policy):
     conversation = turn_by_turn(policy, 2)
     one = tree.prepare(conversation, role=RoleClass.MAIN)
@@ -224,13 +243,17 @@ def test_a_template_that_cannot_continue_a_path_is_flagged(tokenizer):
     for canonical, flags in ((True, {"foreign_turn"}), (False, {"foreign_turn", "prefix_break"})):
         tree = TrajectoryTree("e1", renderer)
         policy = Policy(tree, renderer, glm)
-        conversation = Conversation(HEAD)
-        record, emitted = policy.ask(conversation, "here and there", canonical=canonical, finish="length")
-        foreign = Message(role="assistant", text="canned")
-        prepared = tree.prepare(Conversation((*HEAD, emitted, foreign, user("x"))), role=RoleClass.MAIN)
+        messages = HEAD
+        for number in range(3):
+            _, emitted = policy.ask(Conversation(messages), f"answer {number}", canonical=canonical, stop="<|user|>")
+            messages = (*messages, emitted, user(f"and {number}"))
+        conversation = Conversation((*messages, Message(role="assistant", text="canned"), user("x")))
+        prepared = tree.prepare(conversation, role=RoleClass.MAIN)
         assert {*prepared.flags} - {"context_turn"} == flags
-        assert prepared.input_ids == renderer.render(Conversation((*HEAD, emitted, foreign, user("x"))))
-        assert tree.path_ids(record.call_id)[: prepared.prefix_len] + prepared.delta_ids == prepared.input_ids
+        assert prepared.input_ids == renderer.render(conversation)
+        assert tree.path_ids(prepared.parent)[: prepared.prefix_len] + prepared.delta_ids == prepared.input_ids
+        # Whole renders find the longest stored prefix, however deep it lies.
+        assert (prepared.prefix_len == len(tree.path_ids("c2"))) is canonical
 
 
 @settings(max_examples=40, deadline=None)

@@ -145,12 +145,13 @@ class Policy:
         role: RoleClass = RoleClass.MAIN,
         agent_id: str = "",
         finish: str = "stop",
+        stop: str = "<|im_end|>",
         trainable: bool = True,
     ) -> tuple[CallRecord, Message]:
         prepared = self.tree.prepare(conversation, role=role, agent_id=agent_id)
         ids = self.tokenizer.encode(text, add_special_tokens=False) if canonical else split_ids(self.tokenizer, text)
         if finish == "stop":
-            ids = [*ids, self.tokenizer.eos_token_id]
+            ids = [*ids, self.tokenizer.convert_tokens_to_ids(stop)]
         turn = self.renderer.parse(ids, conversation.tools)
         number = next(self._ids)
         emitted = Message(
