@@ -10,11 +10,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     tensor: int = 1
     pipeline: int = 1
-    data: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline
 
 
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

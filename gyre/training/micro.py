@@ -1,9 +1,9 @@
-"""What happens inside a micro-step: exact execution-level clip decisions, then loss and backward, pack by pack.
+"""What happens inside a micro-step: exact execution-level clip decisions, then the loss of each pack.
 
-The model is reached through two functions, so that this file is the same for every parallel layout.
+An `Evaluation` lives where log-probabilities come out: on the last pipeline stage. It knows neither model nor layout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,6 @@ from gyre.training.base import MicroStepResult
 from gyre.training.objective import ObjectiveConfig
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
 
-Forward = Callable[[Sequence[Row]], list[torch.Tensor]]
-"""Rows of one pack → log π of the targets of each row."""
 Entry = tuple[int, int]
 """(execution index, row index) in a micro-step."""
 
@@ -47,114 +45,85 @@ def check(micro_step: MicroStep) -> None:
                 )
 
 
-def run(
-    micro_step: MicroStep,
-    version: int,
-    forward: Forward,
-    backward: Callable[[torch.Tensor], None],
-    config: ObjectiveConfig,
-) -> MicroStepResult:
-    """Adds the gradient of the micro-step's loss through `backward`, once per pack that has targets.
-
-    One pack: its own forward decides the clips. Several: a no-grad pass over all of them decides first, so that never
-    more than one pack's activations exist. Raises InvariantViolation on a loss that is not finite, before its backward.
-    """
-    scored = len(micro_step.packs) > 1
-    logprobs: dict[Entry, torch.Tensor] = {}
-    decisions: list[Decision | None] = []
-    if scored:
-        with torch.no_grad():
-            for pack in micro_step.packs:
-                logprobs.update(_forward(micro_step, pack, forward))
-        decisions = _decide(micro_step, logprobs, config)
-    total = 0.0
-    for pack in micro_step.packs:
-        current = _forward(micro_step, pack, forward)
-        if not scored:
-            logprobs = {entry: values.detach() for entry, values in current.items()}
-            decisions = _decide(micro_step, logprobs, config)
-        loss = _loss(micro_step, current, decisions, config)
-        if loss is None:
-            continue
-        total += _finite(loss, micro_step)
-        backward(loss)
-    return _result(micro_step, version, logprobs, decisions, total, scored)
+def rows_of(micro_step: MicroStep, pack: Sequence[Entry]) -> list[Row]:
+    """The rows of one pack."""
+    return [micro_step.executions[i].rows[r] for i, r in pack]
 
 
-def _forward(micro_step: MicroStep, pack: list[Entry], forward: Forward) -> dict[Entry, torch.Tensor]:
-    rows = [micro_step.executions[i].rows[r] for i, r in pack]
-    return dict(zip(pack, forward(rows), strict=True))
+def needs_scoring(micro_step: MicroStep) -> bool:
+    """Whether a no-grad pass over all packs must come before the first backward: an execution's clip needs all of its
+    log-probs, and never more than one pack's activations are kept."""
+    return len(micro_step.packs) > 1
 
 
-def _decide(
-    micro_step: MicroStep, logprobs: dict[Entry, torch.Tensor], config: ObjectiveConfig
-) -> list[Decision | None]:
-    return [
-        _decision(execution, [logprobs[i, r] for r in range(len(execution.rows))], config)
-        for i, execution in enumerate(micro_step.executions)
-    ]
+class Evaluation:
+    """One micro-step: `observe` every pack when it needs scoring, then `loss` for every pack, then `result`. Packs
+    without targets are left out."""
 
+    def __init__(self, micro_step: MicroStep, version: int, config: ObjectiveConfig) -> None:
+        self._micro_step = micro_step
+        self._version = version
+        self._config = config
+        self._logprobs: dict[Entry, torch.Tensor] = {}
+        self._decisions: list[Decision | None] = []
+        self._total = 0.0
 
-def _decision(execution: ExecutionRows, logprobs: list[torch.Tensor], config: ObjectiveConfig) -> Decision | None:
-    if not any(row.targets for row in execution.rows):
-        return None
-    ratios = objective.log_ratios(torch.cat(logprobs), _behaviour(execution.rows, logprobs[0]))
-    ratio = objective.sequence_ratio(ratios)
-    keeps = objective.keeps_gradient(ratio, execution.advantage, config)
-    return Decision(keeps, ratio, float(ratios.max().exp()))
+    def observe(self, pack: Sequence[Entry], logprobs: Sequence[torch.Tensor]) -> None:
+        """Takes the scoring pass's log π of the targets of each row of a pack."""
+        self._logprobs.update(zip(pack, (values.detach() for values in logprobs), strict=True))
 
+    def loss(self, pack: Sequence[Entry], logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Σ weight_i · ℓ_u over the targets of one pack, which has some. Raises InvariantViolation when the loss is not
+        finite."""
+        if not needs_scoring(self._micro_step):
+            self.observe(pack, logprobs)
+        if not self._decisions:
+            self._decisions = [self._decide(i, execution) for i, execution in enumerate(self._micro_step.executions)]
+        parts = []
+        for (i, r), values in zip(pack, logprobs, strict=True):
+            execution, decision = self._micro_step.executions[i], self._decisions[i]
+            if decision is not None and len(values):
+                behaviour = _behaviour([execution.rows[r]], values)
+                losses = objective.token_losses(values, behaviour, execution.advantage, decision.keeps, self._config)
+                parts.append(execution.weight * losses.sum())
+        loss = torch.stack(parts).sum()
+        value = float(loss.detach())
+        if value - value != 0.0:
+            raise InvariantViolation(
+                f"micro-step {self._micro_step.micro_step_id} has loss {value}: its gradient is not used"
+            )
+        self._total += value
+        return loss
 
-def _loss(
-    micro_step: MicroStep,
-    current: dict[Entry, torch.Tensor],
-    decisions: list[Decision | None],
-    config: ObjectiveConfig,
-) -> torch.Tensor | None:
-    """Σ weight_i · ℓ_u over the targets of one pack; None when it has none."""
-    parts = []
-    for (i, r), values in current.items():
-        execution, decision = micro_step.executions[i], decisions[i]
-        if decision is not None and len(values):
-            behaviour = _behaviour([execution.rows[r]], values)
-            losses = objective.token_losses(values, behaviour, execution.advantage, decision.keeps, config)
-            parts.append(execution.weight * losses.sum())
-    return torch.stack(parts).sum() if parts else None
+    def result(self) -> MicroStepResult:
+        gaps: list[float] = []
+        for (i, r), values in self._logprobs.items():
+            row = self._micro_step.executions[i].rows[r]
+            for mine, recorded, sampled_at in zip(values.tolist(), row.logprobs, row.versions, strict=True):
+                if sampled_at == self._version:
+                    gaps.append(abs(mine - recorded))
+        made = [decision for decision in self._decisions if decision is not None]
+        return MicroStepResult(
+            loss=self._total,
+            targets=sum(len(row.targets) for e in self._micro_step.executions for row in e.rows),
+            executions=len(self._micro_step.executions),
+            clipped_executions=sum(not decision.keeps for decision in made),
+            gap_count=len(gaps),
+            gap_sum=sum(gaps),
+            gap_max=max(gaps, default=0.0),
+            ratio_max=max((decision.ratio_max for decision in made), default=0.0),
+            scored=needs_scoring(self._micro_step),
+        )
+
+    def _decide(self, index: int, execution: ExecutionRows) -> Decision | None:
+        if not any(row.targets for row in execution.rows):
+            return None
+        logprobs = torch.cat([self._logprobs[index, r] for r, row in enumerate(execution.rows) if row.targets])
+        ratios = objective.log_ratios(logprobs, _behaviour(execution.rows, logprobs))
+        ratio = objective.sequence_ratio(ratios)
+        keeps = objective.keeps_gradient(ratio, execution.advantage, self._config)
+        return Decision(keeps, ratio, float(ratios.max().exp()))
 
 
 def _behaviour(rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor([p for row in rows for p in row.logprobs], dtype=torch.float64, device=like.device)
-
-
-def _finite(loss: torch.Tensor, micro_step: MicroStep) -> float:
-    value = float(loss.detach())
-    if value - value != 0.0:
-        raise InvariantViolation(f"micro-step {micro_step.micro_step_id} has loss {value}: its gradient is not used")
-    return value
-
-
-def _result(
-    micro_step: MicroStep,
-    version: int,
-    logprobs: dict[Entry, torch.Tensor],
-    decisions: list[Decision | None],
-    loss: float,
-    scored: bool,
-) -> MicroStepResult:
-    gaps: list[float] = []
-    for (i, r), values in logprobs.items():
-        row = micro_step.executions[i].rows[r]
-        for mine, recorded, sampled_at in zip(values.tolist(), row.logprobs, row.versions, strict=True):
-            if sampled_at == version:
-                gaps.append(abs(mine - recorded))
-    made = [decision for decision in decisions if decision is not None]
-    return MicroStepResult(
-        loss=loss,
-        targets=sum(len(row.targets) for execution in micro_step.executions for row in execution.rows),
-        executions=len(micro_step.executions),
-        clipped_executions=sum(not decision.keeps for decision in made),
-        gap_count=len(gaps),
-        gap_sum=sum(gaps),
-        gap_max=max(gaps, default=0.0),
-        ratio_max=max((decision.ratio_max for decision in made), default=0.0),
-        scored=scored,
-    )

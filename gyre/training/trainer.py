@@ -1,21 +1,29 @@
 """One training rank: the life cycle of `gyre.training.base.Trainer`, synchronous, in the training thread.
 
+In a cell of several ranks all of them make the same calls in the same order; results that only one rank has are None on
+the others. A call first checks what it was asked, then announces itself, then communicates: a call that was refused has
+reached no other rank. An error later than that ends a cell of several ranks, except GroupBroken, on which all agree.
+
 asleep ─wake─▶ awake ─join─▶ joined ─micro_step*─▶ joined ─reduce─▶ reduced ─optimizer_step─▶ awake   (core)
                                                           └──────reduce──────▶ awake                  (satellite)
 """
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 
 import torch
 
-from gyre.core.errors import InvariantViolation, NotReady
+from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.training import checkpoint, micro
 from gyre.training.base import MicroStepResult, StepStats
 from gyre.training.config import TrainerConfig
 from gyre.training.groups import PrefixGroups, connect_store
 from gyre.training.megatron import parallel
 from gyre.training.megatron.adam import Adam
+from gyre.training.megatron.pack import Pack
 from gyre.training.megatron.replica import Replica
+from gyre.training.pipeline import Pipeline, Stage
 from gyre.trajectory.microstep import MicroStep, Row
 from gyre.transport.base import WeightRef, WeightTransport
 
@@ -31,58 +39,71 @@ class Phase(StrEnum):
 
 
 class MegatronTrainer:
-    """Starts asleep; the core starts with the weights of `model_dir` as version 0."""
+    """Starts asleep; the core starts with the weights of `model_dir` as version 0. `announce` is called by every method
+    between its checks and its work."""
 
-    def __init__(self, config: TrainerConfig, transport: WeightTransport) -> None:
+    def __init__(
+        self, config: TrainerConfig, transport: WeightTransport, announce: Callable[[], object] = lambda: None
+    ) -> None:
         torch.manual_seed(config.seed)
         self._config = config
         self._transport = transport
+        self._announce = announce
         self._core = config.cell == 0
         store = connect_store(config.store, STORE_TIMEOUT_S)
         parallel.initialize(config.parallel, config.rank, f"cell/{config.cell}/{config.incarnation}", store)
         self._groups = PrefixGroups(store, config.cell, config.rank, config.host, config.group_timeout_s)
         self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes)
         self._adam = Adam(self._replica, config.optimizer) if self._core else None
+        model = self._replica.model
+        stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
+        self._pipeline = Pipeline(stage, self._replica.forward)
         self.version = 0 if self._core else -1
         """Policy version of the parameters; −1 before a satellite's first join."""
         self.phase = Phase.AWAKE
         if self._core:
             self._replica.scatter(checkpoint.read_initial(config.model_dir))
-        self.sleep()
+        self._release()
 
     def wake(self) -> None:
+        self._announce()
         if self.phase is Phase.ASLEEP:
             self._replica.wake()
             self.phase = Phase.AWAKE
 
     def sleep(self) -> None:
-        if self.phase is Phase.ASLEEP:
-            return
-        self._replica.sleep(keep_parameters=self._core, optimizer_state=self._adam.tensors if self._adam else [])
-        if not self._core:
-            self.version = -1
-        self.phase = Phase.ASLEEP
+        self._announce()
+        self._pipeline.drain()
+        if self.phase is not Phase.ASLEEP:
+            self._release()
 
     def join(self, version: int, weights: WeightRef | None) -> None:
         """Raises NotReady when asleep, InvariantViolation when `version` is not what core or snapshot hold, and
         WeightsUnavailable when the snapshot is gone; after an error the rank has not joined."""
         self._require("join", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
-        if self._core:
-            if weights is not None or version != self.version:
-                raise InvariantViolation(f"the core is at version {self.version} and cannot join version {version}")
-        else:
-            self._pull(version, weights)
+        snapshot = None
+        if not self._core:
+            snapshot = self._pull(version, weights)
+        elif weights is not None or version != self.version:
+            raise InvariantViolation(f"the core is at version {self.version} and cannot join version {version}")
+        self._announce()
+        self._pipeline.drain()
+        if snapshot is not None:
+            self._replica.scatter(snapshot)
+            self.version = version
         self._replica.zero_gradients()
         self.phase = Phase.JOINED
 
-    def micro_step(self, micro_step: MicroStep) -> MicroStepResult:
+    def micro_step(self, micro_step: MicroStep) -> MicroStepResult | None:
+        """The result on the last pipeline stage. With several stages the gradient is complete after `reduce`."""
         self._require("micro_step", Phase.JOINED)
         micro.check(micro_step)
+        self._announce()
+        if self._config.parallel.ranks > 1:
+            return self._evaluate(micro_step)
         before = self._replica.snapshot_gradients()
         try:
-            return micro.run(
-                micro_step, self.version, self._replica.logprobs, torch.Tensor.backward, self._config.objective
-            )
+            return self._evaluate(micro_step)
         except BaseException:
             self._replica.restore_gradients(before)
             raise
@@ -90,14 +111,20 @@ class MegatronTrainer:
     def reduce(self, generation: int, members: int) -> None:
         """After GroupBroken the local gradient is as before and `reduce` may be called again."""
         self._require("reduce", Phase.JOINED)
+        self._announce()
+        self._pipeline.drain()
         before = self._replica.snapshot_gradients()
         self._replica.finish_gradients()
-        try:
-            sums = self._groups.sum_to_core(generation, members, self._replica.gradients) if members > 1 else []
-        except BaseException:
+        broken, sums = None, self._replica.gradients
+        if members > 1:
+            try:
+                sums = self._groups.sum_to_core(generation, members, self._replica.gradients)
+            except GroupBroken as error:
+                broken = error
+        if not parallel.all_agree(broken is None):
             self._replica.restore_gradients(before)
-            raise
-        if sums:
+            raise broken or GroupBroken(f"another rank of cell {self._config.cell} lost generation {generation}")
+        if self._core and members > 1:
             self._replica.restore_gradients(sums)
         self.phase = Phase.REDUCED if self._core else Phase.AWAKE
 
@@ -105,31 +132,38 @@ class MegatronTrainer:
         """Raises InvariantViolation when the gradient is not finite; the parameters are then unchanged."""
         adam = self._core_only("optimizer_step")
         self._require("optimizer_step", Phase.REDUCED)
-        if not all(bool(gradient.isfinite().all()) for gradient in self._replica.gradients):
+        self._announce()
+        if not parallel.all_agree(all(bool(gradient.isfinite().all()) for gradient in self._replica.gradients)):
             raise InvariantViolation(f"the gradient of version {self.version} is not finite: no step was taken")
         norm = adam.step()
         self.version += 1
         self.phase = Phase.AWAKE
         return StepStats(version=self.version, grad_norm=norm)
 
-    def publish(self) -> WeightRef:
+    def publish(self) -> WeightRef | None:
+        """The handle on rank 0."""
         self._core_only("publish")
         self._require("publish", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
-        return self._transport.publish(self.version, self._replica.whole())
+        self._announce()
+        whole = self._replica.whole()
+        return self._transport.publish(self.version, whole) if self._config.rank == 0 else None
 
-    def score(self, ids_T: list[int]) -> list[float]:
+    def score(self, ids_T: list[int]) -> list[float] | None:
+        """The log-probabilities on the last pipeline stage."""
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
+        self._announce()
         targets = list(range(1, len(ids_T)))
         row = Row(ids_T=ids_T, targets=targets, logprobs=[0.0] * len(targets), versions=[self.version] * len(targets))
-        with torch.no_grad():
-            (logprobs,) = self._replica.logprobs([row])
-        return list(logprobs.tolist())
+        pack = self._replica.pack([row])
+        logprobs = self._pipeline.score(pack, pack.tokens)
+        return None if logprobs is None else list(logprobs.tolist())
 
     def save(self, directory: str) -> None:
         adam = self._core_only("save")
         self._require("save", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
+        self._announce()
         state = checkpoint.Checkpoint(
             version=self.version,
             steps=adam.steps,
@@ -144,19 +178,37 @@ class MegatronTrainer:
         adam = self._core_only("load")
         self._require("load", Phase.AWAKE)
         state = checkpoint.read(directory)
+        self._announce()
         self._replica.scatter(state.parameters)
         adam.load(state.steps, state.moments)
         torch.set_rng_state(state.rng)
         self.version = state.version
         return state.version
 
-    def _pull(self, version: int, weights: WeightRef | None) -> None:
+    def _evaluate(self, micro_step: MicroStep) -> MicroStepResult | None:
+        evaluation = micro.Evaluation(micro_step, self.version, self._config.objective)
+        packs = [(entries, self._replica.pack(micro.rows_of(micro_step, entries))) for entries in micro_step.packs]
+        packs = [(entries, pack) for entries, pack in packs if pack.tokens]
+        if micro.needs_scoring(micro_step):
+            for entries, pack in packs:
+                logprobs = self._pipeline.score(pack, pack.tokens)
+                if logprobs is not None:
+                    evaluation.observe(entries, torch.split(logprobs, list(pack.row_targets)))
+        for entries, pack in packs:
+            self._pipeline.train(pack, pack.tokens, partial(_loss, evaluation, entries, pack))
+        return evaluation.result() if self._pipeline.stage.after == 0 else None
+
+    def _release(self) -> None:
+        self._replica.sleep(keep_parameters=self._core, optimizer_state=self._adam.tensors if self._adam else [])
+        if not self._core:
+            self.version = -1
+        self.phase = Phase.ASLEEP
+
+    def _pull(self, version: int, weights: WeightRef | None) -> dict[str, torch.Tensor]:
         if weights is None or weights.version != version:
             given = "no weights" if weights is None else f"weights of version {weights.version}"
             raise InvariantViolation(f"cell {self._config.cell} was asked to join version {version} with {given}")
-        self.version = -1
-        self._replica.scatter(self._transport.pull(weights))
-        self.version = version
+        return self._transport.pull(weights)
 
     def _require(self, what: str, *phases: Phase) -> None:
         if self.phase not in phases:
@@ -168,3 +220,7 @@ class MegatronTrainer:
         if self._adam is None:
             raise NotReady(f"cell {self._config.cell} is a satellite: only the core (cell 0) can {what}")
         return self._adam
+
+
+def _loss(evaluation: micro.Evaluation, entries: list[micro.Entry], pack: Pack, logprobs: torch.Tensor) -> torch.Tensor:
+    return evaluation.loss(entries, torch.split(logprobs, list(pack.row_targets)))

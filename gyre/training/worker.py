@@ -1,80 +1,140 @@
-"""The trainer process: serves `Trainer` over RPC, with all torch work in one thread of its own."""
+"""The trainer process: one rank of a cell, with all torch work in one thread of its own.
+
+Rank 0 of a cell, its leader, serves `Trainer` over RPC; the other ranks follow its command stream.
+"""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, NoReturn, cast
 
 import torch
 
+from gyre.core.errors import GroupBroken
 from gyre.launch.base import WorkerContext
 from gyre.rpc import serve
+from gyre.rpc.service import Method, methods
 from gyre.training.base import MicroStepResult, StepStats, Trainer
+from gyre.training.commands import Command, CommandStream
 from gyre.training.config import TrainerConfig
-from gyre.training.trainer import MegatronTrainer
+from gyre.training.groups import connect_store
+from gyre.training.megatron import parallel
+from gyre.training.trainer import STORE_TIMEOUT_S, MegatronTrainer
 from gyre.trajectory.microstep import MicroStep
 from gyre.transport.base import WeightRef
 from gyre.transport.shm import ShmTransport
 
-T = TypeVar("T")
+CODECS: dict[str, Method] = {method.name: method for method in methods(Trainer)}
 
 
 class TrainerService:
-    """`Trainer` over a `MegatronTrainer` that lives in one thread, so that the RPC loop answers during long steps.
+    """`Trainer` over the ranks of a cell, so that the RPC loop answers during long steps. Lives in the leader.
 
-    Calls run one after another in the order of arrival. A caller that gives up does not stop a call that has begun:
-    after a cancelled `micro_step` the cell must `join` again before its gradient means anything.
+    Calls run one after another in the order of arrival; with several pipeline stages the next call may begin while the
+    later stages still work. A caller that gives up does not stop a call that has begun: after a cancelled `micro_step`
+    the cell must `join` again before its gradient means anything.
     """
 
     def __init__(self, config: TrainerConfig) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._config = config
+        self._training = ThreadPoolExecutor(1, thread_name_prefix="training")
+        self._answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._calling: Command | None = None
+        self._number = -1
 
     async def start(self) -> None:
         """Builds the model; raises what the construction raises."""
-        await self._run(self._build)
+        await asyncio.get_running_loop().run_in_executor(self._training, self._build)
 
     def _build(self) -> None:
         # OpenMP's thread count belongs to the calling thread.
         torch.set_num_threads(self._config.threads)
-        self._trainer = MegatronTrainer(self._config, ShmTransport(self._config.transport_root))
+        alone = self._config.parallel.ranks == 1
+        if not alone:
+            self._commands = _stream(self._config)
+            self._results = _stream(self._config)
+        transport = ShmTransport(self._config.transport_root)
+        self._trainer = MegatronTrainer(self._config, transport, (lambda: None) if alone else self._announce)
 
-    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+    def _announce(self) -> None:
+        assert self._calling is not None
+        self._number = self._commands.append(self._calling)
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any]:
+        if self._config.parallel.ranks > 1:
+            self._calling = Command(method=method, arguments=CODECS[method].encode_arguments(arguments))
+        return self._number, getattr(self._trainer, method)(*arguments)
+
+    async def _run(self, method: str, *arguments: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        number, result = await loop.run_in_executor(self._training, self._call, method, arguments)
+        if result is None and self._config.parallel.pipeline > 1 and method in ("micro_step", "score"):
+            data = await loop.run_in_executor(self._answers, self._results.wait_answer, number)
+            return CODECS[method].decode_result(data)
+        return result
 
     async def wake(self) -> None:
-        await self._run(self._trainer.wake)
+        await self._run("wake")
 
     async def sleep(self) -> None:
-        await self._run(self._trainer.sleep)
+        await self._run("sleep")
 
     async def join(self, version: int, weights: WeightRef | None) -> None:
-        await self._run(self._trainer.join, version, weights)
+        await self._run("join", version, weights)
 
     async def micro_step(self, micro_step: MicroStep) -> MicroStepResult:
-        return await self._run(self._trainer.micro_step, micro_step)
+        return cast(MicroStepResult, await self._run("micro_step", micro_step))
 
     async def reduce(self, generation: int, members: int) -> None:
-        await self._run(self._trainer.reduce, generation, members)
+        await self._run("reduce", generation, members)
 
     async def optimizer_step(self) -> StepStats:
-        return await self._run(self._trainer.optimizer_step)
+        return cast(StepStats, await self._run("optimizer_step"))
 
     async def publish(self) -> WeightRef:
-        return await self._run(self._trainer.publish)
+        return cast(WeightRef, await self._run("publish"))
 
     async def score(self, ids_T: list[int]) -> list[float]:
-        return await self._run(self._trainer.score, ids_T)
+        return cast(list[float], await self._run("score", ids_T))
 
     async def save(self, directory: str) -> None:
-        await self._run(self._trainer.save, directory)
+        await self._run("save", directory)
 
     async def load(self, directory: str) -> int:
-        return await self._run(self._trainer.load, directory)
+        return cast(int, await self._run("load", directory))
+
+
+def follow(config: TrainerConfig, ready: Callable[[], None]) -> NoReturn:
+    """The life of a rank that is not the leader: executes the cell's commands. An error that the ranks do not share is
+    written to the stream and raised, which ends the cell."""
+    torch.set_num_threads(config.threads)
+    stream = _stream(config)
+    trainer = MegatronTrainer(config, ShmTransport(config.transport_root))
+    ready()
+    while True:
+        number, command = stream.next()
+        codec = CODECS[command.method]
+        try:
+            result = getattr(trainer, command.method)(*codec.decode_arguments(command.arguments))
+        except GroupBroken:
+            continue
+        except BaseException as error:
+            stream.fail(f"rank {config.rank} in {command.method}: {error}")
+            raise
+        if command.method in ("micro_step", "score") and parallel.answers():
+            stream.answer(number, codec.encode_result(result))
+
+
+def _stream(config: TrainerConfig) -> CommandStream:
+    return CommandStream(connect_store(config.store, STORE_TIMEOUT_S), config.cell, config.incarnation)
 
 
 async def main(config: TrainerConfig, context: WorkerContext) -> None:
-    """Entry of the process (`gyre.launch`): builds the model, serves until cancelled."""
+    """Entry of the process (`gyre.launch`): builds the model, serves or follows until cancelled."""
+    if config.rank > 0:
+        await _follow_in_thread(config, context)
+        return
     service = TrainerService(config)
     await service.start()
     server = await serve(service, Trainer, context.address, context.secret)
@@ -83,3 +143,23 @@ async def main(config: TrainerConfig, context: WorkerContext) -> None:
         await asyncio.get_running_loop().create_future()
     finally:
         await server.stop()
+
+
+async def _follow_in_thread(config: TrainerConfig, context: WorkerContext) -> None:
+    """Runs `follow` in a daemon thread: cancelling this coroutine may end the process while the thread waits for a
+    command. Raises what `follow` raised."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def ready() -> None:
+        loop.call_soon_threadsafe(context.ready)
+
+    def run() -> None:
+        try:
+            follow(config, ready)
+        except BaseException as error:
+            loop.call_soon_threadsafe(ended.set_exception, error)
+            raise
+
+    threading.Thread(target=run, name="training", daemon=True).start()
+    await ended

@@ -84,21 +84,21 @@ def test_several_packs_equal_one(trainer, executions, rows_per_pack: int) -> Non
 
 def test_never_more_than_one_pack_holds_activations(trainer, executions, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = peak = 0
-    forward, backward = trainer._replica.logprobs, torch.Tensor.backward
+    forward, backward = trainer._pipeline.forward, torch.autograd.backward
 
-    def counted(rows):
+    def counted(pack, activation):
         nonlocal alive, peak
         alive += torch.is_grad_enabled()
         peak = max(peak, alive)
-        return forward(rows)
+        return forward(pack, activation)
 
-    def released(loss):
+    def released(*arguments):
         nonlocal alive
         alive -= 1
-        backward(loss)
+        backward(*arguments)
 
-    monkeypatch.setattr(trainer._replica, "logprobs", counted)
-    monkeypatch.setattr(torch.Tensor, "backward", released)
+    monkeypatch.setattr(trainer._pipeline, "forward", counted)
+    monkeypatch.setattr(torch.autograd, "backward", released)
     trainer.micro_step(micro_step("m", executions, rows_per_pack=2))
     assert (alive, peak) == (0, 1)
 

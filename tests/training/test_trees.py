@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
-from training_cases import hf_logprobs
+from training_cases import hf_logprobs, logprobs
 
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
@@ -126,14 +126,14 @@ def test_gradients_equal_separate_rows_in_fp64(cell, model_dir: str, hf_model, s
     replica.zero_gradients()
     seen: list[int] = []
     replica.ddp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].tokens))
-    logprobs = replica.logprobs(rows)
-    torch.stack([(w * p).sum() for w, p in zip(weights, logprobs, strict=True)]).sum().backward()
+    values = logprobs(replica, rows)
+    torch.stack([(w * p).sum() for w, p in zip(weights, values, strict=True)]).sum().backward()
     ours = replica.whole({name: p.main_grad for name, p in replica.parameters.items()})
     assert seen[0] < 0.8 * sum(row.targets[-1] for row in rows)
 
     model = type(hf_model)(hf_model.config).double()
     model.load_state_dict({name: t.double() for name, t in hf_model.state_dict().items()})
-    for row, weight, mine in zip(rows, weights, logprobs, strict=True):
+    for row, weight, mine in zip(rows, weights, values, strict=True):
         reference = hf_logprobs(model, row.ids_T)[torch.tensor(row.targets) - 1]
         assert torch.allclose(mine.double(), reference, atol=1e-5)
         (weight * reference).sum().backward()

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.groups import StoreServer
+from gyre.training.megatron.replica import Replica
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
 
 VOCABULARY = 256
@@ -73,6 +74,12 @@ def hf_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """log π(ids[t] | ids[:t]) for t = 1..T−1 by transformers, [T−1]."""
     logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
     return torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def logprobs(replica: Replica, rows: list[Row]) -> list[torch.Tensor]:
+    """log π of the targets of each row from one pack."""
+    pack = replica.pack(rows)
+    return list(torch.split(replica.forward(pack), list(pack.row_targets)))
 
 
 def make_row(rng: random.Random, model: PreTrainedModel, length: int, noise: float = 0.002) -> Row:

@@ -119,6 +119,11 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     def device(self) -> torch.device:
         return torch.device(next(self.parameters()).device)
 
+    def _is_in_embd_group(self) -> bool:
+        """Megatron asks this to copy a tied embedding to the last stage at construction, through CUDA. Here both copies
+        are filled like all other parameters."""
+        return False
+
     def forward(self, pack: Pack) -> torch.Tensor:
         """log π of every target, [U], fp32, on the last stage; hidden states [T, 1, hidden] for the next one elsewhere.
 

@@ -1,4 +1,4 @@
-"""The process groups inside one cell: tensor, pipeline and data parallel ranks."""
+"""The process groups inside one cell: tensor and pipeline parallel ranks."""
 
 from datetime import timedelta
 
@@ -32,3 +32,23 @@ def shutdown() -> None:
     """Leaves the cell; a test may then initialise again."""
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+
+
+def pipeline_group() -> dist.ProcessGroup:
+    """The stages that this rank forms a pipeline with."""
+    group: dist.ProcessGroup = parallel_state.get_pipeline_model_parallel_group()
+    return group
+
+
+def answers() -> bool:
+    """Whether this rank speaks for the last pipeline stage, where log-probabilities come out."""
+    return bool(parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0)
+
+
+def all_agree(mine: bool) -> bool:
+    """True when every rank of the cell says True. Collective over the cell."""
+    if dist.get_world_size() == 1:
+        return mine
+    vote = torch.tensor([int(mine)])
+    dist.all_reduce(vote, op=dist.ReduceOp.MIN)
+    return bool(vote)

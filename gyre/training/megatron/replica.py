@@ -8,7 +8,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from gyre.core.errors import InvariantViolation
 from gyre.training.megatron import weights
 from gyre.training.megatron.model import build_model, read_config
-from gyre.training.megatron.pack import pack_rows
+from gyre.training.megatron.pack import Pack, pack_rows
 from gyre.training.memory import Parking
 from gyre.trajectory.microstep import Row
 
@@ -33,12 +33,17 @@ class Replica:
         """The flat fp32 gradient buffers; every parameter's gradient is a view into one of them."""
         return [buffer.grad_data for buffer in self.ddp.buffers + self.ddp.expert_parallel_buffers]
 
-    def logprobs(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """log π of the targets of each row, one [targets] tensor a row, from one packed forward pass."""
-        pack = pack_rows(rows, self._share_prefixes, self.model.device)
-        if not pack.tokens:
-            return [torch.empty(0, device=self.model.device) for _ in rows]
-        return list(torch.split(self.ddp(pack), list(pack.row_targets)))
+    def pack(self, rows: Sequence[Row]) -> Pack:
+        """Lays rows out for one forward pass; it has no tokens when no row has targets."""
+        return pack_rows(rows, self._share_prefixes, self.model.device)
+
+    def forward(self, pack: Pack, activation: torch.Tensor | None = None) -> torch.Tensor:
+        """One pipeline stage: log π of every target [U] on the last, activations [T, 1, hidden] elsewhere. Stages after
+        the first take the activations of the one before."""
+        if activation is not None:
+            self.model.set_input_tensor(activation)
+        output: torch.Tensor = self.ddp(pack)
+        return output
 
     def zero_gradients(self) -> None:
         self.ddp.zero_grad_buffer()
