@@ -17,7 +17,7 @@ from gyre.control.training import TrainingLoop
 from gyre.control.transitions import Transitions
 from gyre.core.clock import Clock
 from gyre.scheduling.config import SchedulerConfig, require
-from gyre.scheduling.order import Fifo, LaunchOrder
+from gyre.scheduling.order import LaunchOrder, make_order
 from gyre.scheduling.policies import Policy, make_policy
 
 
@@ -42,7 +42,8 @@ class Controller(Generic[W]):
         self._initial = initial
         self._execution_crew, self._cell_crew = Crew(), Crew()
         policy = policy or make_policy(config)
-        self._dispatcher = Dispatcher(self._board, queries, executions, self._execution_crew, initial, order or Fifo())
+        order = order or make_order(config.launch_order)
+        self._dispatcher = Dispatcher(self._board, queries, executions, self._execution_crew, initial, order)
         self._packer = Packer(self._board, materializer)
         self._transitions = Transitions(self._board, cells, self._packer, policy, self._cell_crew)
         self._dispatcher.restore(initial)

@@ -42,7 +42,7 @@ class Transitions(Generic[W]):
     async def start(self) -> None:
         """Puts every engine and cell into its first role; nothing is admitted before."""
         board = self._board
-        board.training = self._policy.decide(board.situation(boundary=True)).training
+        board.training = 0 if self._policy.releases else board.config.K
         serving = self.serving(board.training)
         await asyncio.gather(*(self._cells.enter_rollout(engine, board.version) for engine in serving))
         for cell in range(board.training):
