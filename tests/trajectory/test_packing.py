@@ -57,3 +57,10 @@ def test_executions_without_gradient_are_left_out():
 
 def test_long_rows_cost_more_than_their_tokens():
     assert row_cost(2000) > 2 * row_cost(1000)
+
+
+def test_balancing_never_exceeds_the_budget():
+    executions = [execution(f"e{i}", [n]) for i, n in enumerate([5, 5, 4, 3, 3])]
+    steps = pack(0, executions, budget_tokens=10, micro_step_prefix="m")
+    assert [step.tokens for step in steps] == [10, 10]
+    assert [len(step.packs) for step in steps] == [1, 1]
