@@ -52,6 +52,8 @@ class Rig:
     transport: ShmTransport
     grain: int
     """Tokens of the engine's prefix-cache block."""
+    exact_counters: bool = True
+    """Whether `status` counts tokens when they are produced and sees KV blocks, not only what arrived."""
     models: dict[int, Qwen3ForCausalLM] = field(default_factory=dict)
 
     def publish(self, version: int) -> WeightRef:
@@ -238,7 +240,8 @@ class EngineContract:
         old = answer.versions.count(1)
         assert answer.versions == [1] * old + [2] * (LONG - old)
         assert 0 < old < LONG
-        assert (await rig.engine.status()).generated_tokens == held + LONG - old
+        if rig.exact_counters:
+            assert (await rig.engine.status()).generated_tokens == held + LONG - old
         close(answer.logprobs[:old], rig.expected(ids, answer.output_ids, 1)[:old])
 
     async def test_kv_of_old_weights_is_never_shared(self, rig: Rig):
@@ -265,10 +268,11 @@ class EngineContract:
         status = await rig.engine.status()
         assert status.paused
         assert status.running == 1
-        assert status.kv_blocks_in_use > 0
+        assert status.kv_blocks_in_use > 0 or not rig.exact_counters
         waiting = asyncio.create_task(ask(rig.engine, request("b", prompt(5), 3)))
         await asyncio.sleep(0.2)
-        assert (await rig.engine.status()).generated_tokens == status.generated_tokens
+        if rig.exact_counters:
+            assert (await rig.engine.status()).generated_tokens == status.generated_tokens
         assert not task.done()
         assert not waiting.done()
         await rig.engine.resume()
