@@ -51,7 +51,7 @@ async def test_a_completed_execution(
 
 async def test_t31_a_harness_timeout_is_scored(runner: LocalRunner, write_task: TaskWriter) -> None:
     task = write_task("echo half > out; sleep 99", "[ -f out ] && echo 0.5 > /logs/verifier/reward.txt")
-    await runner.start(make_spec("e-0", task, harness_s=0.3))
+    await runner.start(make_spec("e-0", task, harness_s=2))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.reward, outcome.cause) == (Validity.VALID, 0.5, "harness_timeout")
 

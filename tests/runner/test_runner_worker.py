@@ -50,14 +50,17 @@ async def worker(tmp_path: Path, shell_root: Path, proxy_socket: Path) -> AsyncI
 async def started_daemons(worker: Worker, write_task: TaskWriter) -> list[psutil.Process]:
     """Starts an execution whose harness leaves a daemon and stays; returns both as the host sees them."""
     marker = uuid.uuid4().hex
-    stay = f"bash -c 'echo > up; sleep 99; true' {marker}"
-    task = write_task(f"mkfifo up; setsid -f {stay}; {stay}")
+    stay = "bash -c 'echo > $0; sleep 99; true'"
+    # Made outside: each is a place to wait for one of the two to have started.
+    task = write_task(f"setsid -f {stay} daemon {marker}; {stay} main {marker}")
+    for name in ("daemon", "main"):
+        os.mkfifo(task / "environment/workspace" / name)
     await worker.runner.start(make_spec("e-0", task))
     app = worker.run_dir / "workspaces/e-0/app"
-    while not (app / "up").exists():  # noqa: ASYNC110 — a FIFO cannot be waited for before it exists
+    while not (app / "main").exists():  # noqa: ASYNC110 — a FIFO cannot be waited for before it exists
         await asyncio.sleep(0.01)
-    for _ in range(2):
-        await asyncio.to_thread((app / "up").read_text)
+    for name in ("daemon", "main"):
+        await asyncio.to_thread((app / name).read_text)
     found = [process for process in psutil.process_iter(["cmdline"]) if marker in (process.info["cmdline"] or [])]
     assert len(found) >= 2
     return found

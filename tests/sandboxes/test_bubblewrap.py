@@ -49,7 +49,7 @@ class Shell:
 async def shell_of(tmp_path: Path) -> Any:
     async def make(**changes: Any) -> Shell:
         spec = SandboxSpec(name="test", root=tmp_path / "root", **changes)
-        sandbox = BubblewrapSandbox(spec, term_grace_s=0.3)
+        sandbox = BubblewrapSandbox(spec, term_grace_s=1.0)
         await sandbox.start()
         made.append(sandbox)
         return Shell(sandbox, tmp_path)
@@ -169,7 +169,7 @@ async def test_t34_daemons_die_with_the_command(shell_of: Any, marker: str) -> N
 async def test_t34_a_timeout_ends_even_what_ignores_sigterm(shell_of: Any, marker: str) -> None:
     shell = await shell_of()
     result = await shell.run(
-        f"bash -c 'trap \"echo got TERM\" TERM; while :; do sleep 99; done' {marker}", timeout_s=0.5
+        f"bash -c 'trap \"echo got TERM\" TERM; while :; do sleep 99; done' {marker}", timeout_s=2.0
     )
     assert (result.exit_code, result.timed_out) == (None, True)
     assert shell.out.read_text().startswith("got TERM")
