@@ -16,7 +16,7 @@ from gyre.proxy.control import Proxy
 from gyre.proxy.http import Door, create_app
 from gyre.proxy.router import Router, RouterLimits
 from gyre.proxy.services import CallBounds, Services
-from gyre.proxy.serving import serve_http
+from gyre.proxy.serving import bind, serve_http
 from gyre.proxy.session import Session
 from gyre.trajectory.render import ChatRenderer
 from gyre.trajectory.roles import RoleMarkers
@@ -92,8 +92,7 @@ async def running_app(tokenizer: Any, answer: Callable[[str], str], **settings: 
         "cells": 1, "keepalive_s": 5.0, "max_context": 100_000, "running": 8, "coalesce_s": 0.0, "hold_s": 5.0,
     }  # fmt: skip
     app = App(tokenizer, answer, **{**defaults, **settings})
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener = bind(socket.AF_INET, ("127.0.0.1", 0))
     async with serve_http(app.asgi, [listener]):
         app.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app.access = await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake"))

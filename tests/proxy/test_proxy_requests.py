@@ -138,6 +138,12 @@ def test_responses_items_are_grouped_into_turns() -> None:
     assert wire.facts.tool_forms == {"f": ToolForm("n"), "patch": ToolForm(custom=True)}
 
 
+def test_a_request_that_relies_on_stored_responses_is_refused() -> None:
+    """Answering it without its history would be a silent other prompt."""
+    with pytest.raises(CallError, match="send the whole input"):
+        read("responses", {"input": "go", "previous_response_id": "resp_1"})
+
+
 def test_half_a_surrogate_pair_is_replaced_not_refused() -> None:
     body = rb'{"messages":[{"role":"user","content":"cut \ud83d here, whole \ud83d\ude00"}]}'
     wire = read("chat", body)

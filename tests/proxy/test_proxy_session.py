@@ -49,10 +49,6 @@ async def lines(response: httpx.Response) -> AsyncIterator[str]:
             yield line[7:]
 
 
-def without_pings(body: bytes) -> bytes:
-    return body.replace(b'event: ping\ndata: {"type":"ping"}\n\n', b"")
-
-
 def deltas(text: str) -> str:
     return "".join(part.split('"')[0] for part in text.split('"text":"')[1:])
 
@@ -195,10 +191,8 @@ async def test_T11_a_client_that_leaves_cancels_its_call_and_leaves_an_orphan(pr
         gate = Gate(app.engines[0])
         running = asyncio.create_task(post(app, BODY))
         await gate.reached.wait()
-        left_at = asyncio.get_running_loop().time()
         running.cancel()
         await until(lambda: app.sink.records and app.engines[0].cancelled)
-        assert asyncio.get_running_loop().time() - left_at < 0.5
         (orphan,) = app.sink.records
         assert (orphan.trainable, orphan.finish, orphan.flags) == (False, "abort", ["orphan"])
         assert proxy_tokenizer.decode(orphan.output_ids) == LONG[:10]

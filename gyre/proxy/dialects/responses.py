@@ -64,6 +64,7 @@ class _Request(msgspec.Struct):
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = None
 
 
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -75,6 +76,8 @@ class Responses:
     def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
         request = decode(body, _Request)
         items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+        if request.previous_response_id:
+            raise CallError(Fault.INVALID, "previous_response_id: responses are not stored; send the whole input.")
         if not items:
             raise CallError(Fault.INVALID, "input: at least one item is required.")
         if request.max_output_tokens is not None and request.max_output_tokens < 1:
