@@ -96,6 +96,27 @@ async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
         await engine.close()
 
 
+async def test_full_kv_memory_forgets_the_oldest_conversation_first(model_dir, tmp_path):
+    transport = ShmTransport(str(tmp_path))
+    rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
+    engine = LocalEngine(engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=32), transport)
+    await engine.start()
+    try:
+        prompts = [prompt(60, seed=i) for i in range(5)]
+        for i, ids in enumerate(prompts):
+            await ask(engine, request(f"first-{i}", ids))
+        third = await ask(engine, request("third", prompts[2]))
+        assert third.first.cached_tokens == 56
+        oldest = await ask(engine, request("oldest", prompts[0]))
+        assert oldest.first.cached_tokens == 0
+        again = await ask(engine, request("again", prompts[-1]))
+        assert again.first.cached_tokens == 56
+        expected = rig.expected(prompts[-1], again.output_ids, 1)
+        assert max(abs(a - b) for a, b in zip(again.logprobs, expected, strict=True)) <= 1e-4
+    finally:
+        await engine.close()
+
+
 async def test_a_broken_pass_fails_its_requests_and_the_engine(model_dir, tmp_path):
     transport = ShmTransport(str(tmp_path))
     rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]

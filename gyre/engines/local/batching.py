@@ -5,6 +5,8 @@ somebody holds `pause`, and every method marked *paused* may only be called then
 pause is exactly the version of every later token.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -51,6 +53,30 @@ class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
             allocator.ledger.hash_to_block.clear()
             allocator.ledger.block_to_hash.clear()
         self._stale = set(self.active_requests)
+
+    def _try_to_meet_safety_margin(self) -> bool:
+        """Makes room for the next pass by evicting the blocks that were unused longest; the library evicts all of them,
+        which would cost every waiting conversation its prefix. Returns whether the safety margin is met."""
+        cache = self.cache
+        demand = len(self.active_requests) + sum(
+            len(state.remaining_prefill_tokens) // allocator.tokens_per_page + 1
+            for allocator in cache.cache_allocators.values()
+            for state in (*self.active_requests.values(), *self.waiting_requests.values())
+        )
+        for allocator in cache.cache_allocators.values():
+            free = (
+                cache.pool.count_free_blocks(allocator.index)
+                + cache.pool.num_free_sectors * allocator.blocks_per_sector
+            )
+            wanted = max(demand, math.ceil(self.safety_margin * allocator.num_blocks)) - free
+            ledger = allocator.ledger
+            evicted = list(itertools.islice(ledger.cached_blocks, max(0, wanted)))
+            for block in evicted:
+                del ledger.cached_blocks[block]
+                del ledger.hash_to_block[ledger.block_to_hash.pop(block)]
+            cache.pool.free_blocks(allocator.index, evicted)
+        cache.pool.try_to_free_sectors()
+        return bool(cache.compute_free_capacity() >= self.safety_margin)
 
     def _infer_request_tokens(self, state: Any, request_ids_to_remove_from_waiting: set[str]) -> Any:
         before = state.position_offset
