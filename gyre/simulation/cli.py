@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from gyre.scheduling.config import SchedulerConfig
 from gyre.simulation import table1 as experiments
+from gyre.simulation.recording import load_run, replay_run
 from gyre.simulation.rows import ROWS, find_row
 from gyre.simulation.trace import TraceResult, load_trace, replay
 from gyre.simulation.workload import WorkloadParams
@@ -51,6 +53,29 @@ def trace(file: Path, row: str, steps: int = 12, json_out: Path | None = None) -
     result = replay(load_trace(file), find_row(row), steps)
     print(f"{row}: {steps} steps end after {result.step_end_hours[-1]:.4f} h")
     _write(msgspec.to_builtins(result), json_out)
+    return result
+
+
+def from_run(run: Path, changes: dict[str, Any] | None = None, json_out: Path | None = None) -> dict[str, Any]:
+    """A recorded run again: under its own scheduler, and under one with `changes` (keys of `[scheduler]`)."""
+    recording, config = load_run(run)
+    own = replay_run(recording, config)
+    result: dict[str, Any] = {
+        "recorded_hours": recording.hours,
+        "simulated_hours": own.burst_ends[-1],
+        "steps": recording.steps,
+    }
+    print(
+        f"{run}: {recording.steps} steps took {recording.hours * 60:.1f} min; simulated "
+        f"{own.burst_ends[-1] * 60:.1f} min ({own.burst_ends[-1] / recording.hours - 1:+.1%})"
+    )
+    if changes:
+        changed = msgspec.convert(msgspec.to_builtins(config) | changes, SchedulerConfig)
+        other = replay_run(recording, changed)
+        result |= {"changes": changes, "changed_hours": other.burst_ends[-1]}
+        gain = other.burst_ends[-1] / own.burst_ends[-1] - 1
+        print(f"with {changes}: {other.burst_ends[-1] * 60:.1f} min ({gain:+.1%})")
+    _write(result, json_out)
     return result
 
 

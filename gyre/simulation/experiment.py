@@ -14,7 +14,7 @@ from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.loaded import LoadedExecutions
 from gyre.simulation.rows import Row
 from gyre.simulation.stats import RunStats
-from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
+from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams
 
 
@@ -40,8 +40,9 @@ class Drawn:
             self._live[group] = self._workload.draw(group)
         return self._live[group]
 
-    def work(self, group: ReadyGroup) -> float:
-        return self._live.pop(group.group).work
+    def costs(self, group: ReadyGroup) -> list[float]:
+        work = self._live.pop(group.group).work
+        return equal_parts(work, self._workload.params.micro_steps)
 
 
 def simulate(
@@ -72,7 +73,7 @@ def simulate(
             clock,
             drawn,
             executions,
-            SimMaterializer(drawn.work, params.micro_steps),
+            SimMaterializer(drawn.costs),
             cells,
             MemoryJournal(stats.read, *readers),
             order=order,

@@ -19,20 +19,20 @@ class SimWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimMaterializer:
-    """Cuts the training work of a group into equal micro-steps."""
-
-    def __init__(self, work: Callable[[ReadyGroup], float], micro_steps: int) -> None:
-        """`work` gives node-seconds of a group; no work means no micro-step."""
-        self._work = work
-        self._micro_steps = micro_steps
+    def __init__(self, costs: Callable[[ReadyGroup], list[float]]) -> None:
+        """`costs` gives the micro-steps of a group in node-seconds; none when the group has no signal."""
+        self._costs = costs
 
     async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[SimWork]:  # noqa: ARG002
-        total = self._work(group)
-        parts = self._micro_steps if total > 0 else 0
         return [
-            SimWork(micro_step_id=f"g{group.group}/{i}", groups=[group.group], tokens=0, cost=total / parts)
-            for i in range(parts)
+            SimWork(micro_step_id=f"g{group.group}/{i}", groups=[group.group], tokens=0, cost=cost)
+            for i, cost in enumerate(self._costs(group))
         ]
+
+
+def equal_parts(work: float, parts: int) -> list[float]:
+    """The training work of a group in equal micro-steps; none without work."""
+    return [work / parts] * parts if work > 0 else []
 
 
 class CellTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +43,7 @@ class CellTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     publication_s: float = 60.0
     update_s: float = 0.0
     """One optimizer update with its reduction, and the broadcast when it is not the burst's last."""
+    checkpoint_s: float = 0.0
 
 
 class SimCells:
@@ -116,6 +117,7 @@ class SimCells:
 
     async def checkpoint(self, version: int) -> str:
         self._demand(version == self._version, f"Version {version} is saved by a core at {self._version}.")
+        await self._clock.sleep(self._times.checkpoint_s)
         return f"simulated/{version}"
 
     async def _spend(self, cell: int, seconds: float) -> None:

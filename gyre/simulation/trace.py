@@ -14,7 +14,7 @@ from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.executions import FixedExecutions
 from gyre.simulation.rows import EXECUTIONS_PER_NODE, Row
 from gyre.simulation.stats import RunStats
-from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
+from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import HOUR
 
 
@@ -122,7 +122,7 @@ def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
             clock,
             _Numbers(),
             FixedExecutions(clock, seconds),
-            SimMaterializer(lambda group: trace.work[group.group % groups] * HOUR, params.micro_steps),
+            SimMaterializer(lambda group: equal_parts(trace.work[group.group % groups] * HOUR, params.micro_steps)),
             SimCells(clock, times, row.nodes),
             MemoryJournal(stats.read),
         ).run()

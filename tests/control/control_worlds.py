@@ -129,7 +129,9 @@ class World:
         executions = RandomExecutions(seed)
         executions.outcomes = self.outcomes
         self.cells = RandomCells(seed, initial.version, self.failure)
-        materializer = SimMaterializer(lambda _: 0.0 if rng.random() < self.no_signal else rng.uniform(1, 40), 3)
+        materializer = SimMaterializer(
+            lambda _: [] if rng.random() < self.no_signal else [rng.uniform(0.3, 13)] * rng.randint(1, 4)
+        )
         controller = Controller(
             self.config, VirtualClock(), RandomQueries(), executions, materializer, self.cells, self.journal, initial
         )

@@ -175,7 +175,7 @@ def test_what_cannot_be_repaired_ends_the_run(cells, error):
             VirtualClock(),
             RandomQueries(),
             RandomExecutions(0),
-            SimMaterializer(lambda _: 3.0, 2),
+            SimMaterializer(lambda _: [1.5, 1.5]),
             cells(0, 0),
             journal,
         )
@@ -203,7 +203,7 @@ def test_the_view_tells_what_is_awaited():
             VirtualClock(),
             RandomQueries(),
             RandomExecutions(0),
-            SimMaterializer(lambda _: 30.0, 2),
+            SimMaterializer(lambda _: [15.0, 15.0]),
             RandomCells(0, 0),
             ListJournal(),
         )
