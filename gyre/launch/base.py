@@ -68,7 +68,7 @@ class Launcher(Protocol):
         ...
 
     async def stop_all(self, grace_s: float) -> None:
-        """Ends everything that was started, newest first."""
+        """Ends everything that was started, all at once."""
         ...
 
 

@@ -92,8 +92,7 @@ class LocalLauncher:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    # gRPC reports every closed connection; the callers' typed errors say it better.
-                    env={**os.environ, "GRPC_VERBOSITY": "ERROR", **spec.env},
+                    env={**os.environ, **spec.env},
                     pass_fds=(write_fd,),
                     start_new_session=True,
                 )
@@ -115,8 +114,8 @@ class LocalLauncher:
         return started
 
     async def stop_all(self, grace_s: float) -> None:
-        while self._processes:
-            await self._processes.pop().stop(grace_s)
+        stopping, self._processes = self._processes, []
+        await asyncio.gather(*(process.stop(grace_s) for process in stopping))
 
 
 async def _ready(fd: int) -> None:

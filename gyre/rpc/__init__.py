@@ -10,7 +10,12 @@
 Addresses are `unix:/path` or `127.0.0.1:port`. Every call carries the secret of the run.
 """
 
-from gyre.rpc.client import Connection, connect
-from gyre.rpc.server import Server, serve
+import os
+
+# gRPC's C core prints a line for every closed connection; the callers' typed errors say it better. Read at its import.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+from gyre.rpc.client import Connection, connect  # noqa: E402
+from gyre.rpc.server import Server, serve  # noqa: E402
 
 __all__ = ["Connection", "Server", "connect", "serve"]
