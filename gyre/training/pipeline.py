@@ -22,7 +22,7 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 class Stage:
     """The neighbours of a pipeline stage and what travels between them: activations [T, 1, hidden], first to last."""
 
-    def __init__(self, group: dist.ProcessGroup | None, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
         self._group = group
         self._hidden = hidden
         self._dtype = dtype
@@ -44,8 +44,6 @@ class Stage:
         return work, buffer
 
     def _global(self, step: int) -> int:
-        if self._group is None:
-            return self.index + step
         return dist.get_global_rank(self._group, self.index + step)
 
 
