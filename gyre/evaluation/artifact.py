@@ -11,14 +11,15 @@ def digest(directory: Path) -> str:
     Links are not followed, FIFOs and sockets are not opened, and what cannot be read counts as its error number."""
     total = hashlib.sha256()
     # A stack, not recursion: a policy may nest directories deeper than Python may recurse.
-    pending = [str(directory)]
+    root = str(directory)
+    pending = [root]
     while pending:
         path = pending.pop()
         try:
             kind, content, below = _entry(path)
         except OSError as error:
             kind, content, below = -1, str(error.errno).encode(), []
-        for part in (os.fsencode(os.path.relpath(path, directory)), str(kind).encode(), content):
+        for part in (os.fsencode(path[len(root) :]), str(kind).encode(), content):
             total.update(len(part).to_bytes(8, "little") + part)
         pending += below
     return total.hexdigest()
