@@ -39,6 +39,21 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", type=Path, metavar="OUT", help="write the summary as JSON")
     inspect.set_defaults(run=_inspect)
 
+    replay = commands.add_parser("replay", help="recorded harness traffic through the real session code")
+    replay.add_argument("trace", type=Path, help="JSON lines, one HTTP exchange each")
+    replay.add_argument("--harness", required=True, metavar="NAME", help="harness profile")
+    replay.add_argument("--tokenizer", type=Path, required=True, metavar="DIR")
+    replay.add_argument("--json", type=Path, metavar="OUT")
+    replay.set_defaults(run=_replay)
+
+    plan = commands.add_parser("plan", help="what a config means, and what would be faster at the same staleness")
+    plan.add_argument("config", type=Path)
+    plan.add_argument("overrides", nargs="*", metavar="section.key=value")
+    plan.add_argument("--from-run", type=Path, metavar="RUN", help="take durations from this recorded run")
+    plan.set_defaults(run=_plan)
+
+    _add_simulate(commands.add_parser("simulate", help="the real controller under a virtual clock"))
+
     export = commands.add_parser("export", help="write the last checkpoint as a Hugging Face model directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--hf", type=Path, required=True, metavar="DIR")
@@ -51,6 +66,28 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument("harnesses", nargs="+", metavar="HARNESS")
     setup.set_defaults(run=_setup)
     return parser
+
+
+def _add_simulate(simulate: argparse.ArgumentParser) -> None:
+    simulate.add_argument("--from-run", type=Path, metavar="RUN", help="simulate a recorded run")
+    simulate.add_argument("--json", type=Path, metavar="OUT")
+    simulate.set_defaults(run=_simulate, experiment=None)
+    experiments = simulate.add_subparsers(metavar="EXPERIMENT")
+    for name, seeds, text in (
+        ("table1", 20, "the eleven rows of the paper's Table 1"),
+        ("speedups", 5, "48 steps against Async and Colocate"),
+    ):
+        experiment = experiments.add_parser(name, help=text)
+        experiment.add_argument("--seeds", type=int, default=seeds)
+        experiment.set_defaults(experiment=name)
+    trace = experiments.add_parser("trace", help="a fixed workload, without randomness")
+    trace.add_argument("file", type=Path)
+    trace.add_argument("--row", required=True, help="row of Table 1, A0 to E2")
+    trace.add_argument("--steps", type=int, default=12)
+    trace.set_defaults(experiment="trace")
+    for experiment in experiments.choices.values():
+        # Also accepted after the experiment; without a default of its own it leaves the outer value alone.
+        experiment.add_argument("--json", type=Path, metavar="OUT", default=argparse.SUPPRESS)
 
 
 # Imports are inside the commands: `gyre doctor` must work where torch does not import.
@@ -66,6 +103,48 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from gyre.cli.inspect import inspect
 
     return inspect(arguments.run_dir, execution=arguments.execution, json_out=arguments.json)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    import msgspec
+
+    from gyre.proxy.replay import replay_file
+
+    report = replay_file(arguments.trace, arguments.harness, str(arguments.tokenizer))
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    print(text)
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from gyre.control.live.config import RunConfig
+    from gyre.core.config import load
+    from gyre.simulation.plan import plan
+    from gyre.simulation.recording import load_run
+
+    config = load(arguments.config, arguments.overrides, RunConfig)
+    recording = load_run(arguments.from_run)[0] if arguments.from_run is not None else None
+    print(plan(config.scheduler, recording))
+    return 0
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from gyre.simulation import cli
+
+    match arguments.experiment:
+        case "table1":
+            cli.table1(arguments.seeds, arguments.json)
+        case "speedups":
+            cli.speedups(arguments.seeds, arguments.json)
+        case "trace":
+            cli.trace(arguments.file, arguments.row, arguments.steps, arguments.json)
+        case _ if arguments.from_run is not None:
+            cli.from_run(arguments.from_run, json_out=arguments.json)
+        case _:
+            raise ConfigError("name an experiment (table1, speedups, trace) or a recorded run with --from-run")
+    return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
