@@ -175,8 +175,8 @@ def check(config: RunConfig, where: str) -> None:
         )
     if config.rollout.top_p != 1.0:
         raise ConfigError(
-            f"{where}: rollout.top_p = {config.rollout.top_p}: the local engine samples the whole distribution, so that "
-            "behaviour log-probs are exact; it must be 1.0"
+            f"{where}: rollout.top_p = {config.rollout.top_p}: the local engine samples the whole distribution, "
+            "so that behaviour log-probs are exact; it must be 1.0"
         )
     context_blocks = -(-config.rollout.max_context // config.engine.page_size)
     if config.engine.kv_blocks < context_blocks:
