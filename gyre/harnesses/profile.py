@@ -44,6 +44,9 @@ class HarnessProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Path below HOME → content, written before the start."""
     stdin: str = ""
     """Text on standard input; the prompt belongs here when the harness reads it there (an argument holds 128 KiB)."""
+    policy_failures: list[str] = []
+    """Texts at the end of the output of a harness that failed because of what the policy did (it filled its context),
+    not because of an outage: such an execution is graded even when it changed nothing."""
     start_timeout_s: float = 60.0
     markers: RoleMarkers = RoleMarkers()
     canned_answers: dict[str, str] = {}

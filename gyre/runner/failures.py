@@ -48,7 +48,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     message: str = ""
     worked: bool = True
-    """False when the workspace is what it was at the start."""
+    """False when the workspace is what it was at the start and the harness does not say that the policy failed."""
 
 
 def worth_grading(ending: Ending) -> bool:

@@ -8,12 +8,15 @@ import msgspec
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.core.records import SessionAccess
 from gyre.evaluation import digest
-from gyre.harnesses import HarnessProfile, prefix_of, prepare
+from gyre.harnesses import HarnessLaunch, HarnessProfile, prefix_of, prepare
 from gyre.runner.config import RunnerConfig
 from gyre.runner.failures import Cause, Ending
 from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, Sandbox, SandboxSpec
 from gyre.sandboxes.base import HOME
+from gyre.sandboxes.files import tail
 from gyre.tasks import Task
+
+LAST_WORDS = 4096
 
 
 class HarnessRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +79,7 @@ class HarnessRunner:
         # The same id may have been cut off before, by a failed boot or with an earlier runner: it starts anew.
         await sandbox.close(keep=False)
         try:
-            return await self._run(sandbox, task, launch.argv, launch.files, launch.stdin, boot_timeout_s, timeout_s)
+            return await self._run(sandbox, task, profile, launch, boot_timeout_s, timeout_s)
         except SandboxError as error:
             ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
             return HarnessRun(ending=ending, sandbox=spec)
@@ -87,9 +90,8 @@ class HarnessRunner:
         self,
         sandbox: Sandbox,
         task: Task,
-        argv: list[str],
-        files: dict[str, str],
-        stdin: str,
+        profile: HarnessProfile,
+        launch: HarnessLaunch,
         boot_timeout_s: float,
         timeout_s: float,
     ) -> HarnessRun:
@@ -100,13 +102,13 @@ class HarnessRunner:
             await sandbox.start()
             if task.workspace is not None:
                 await sandbox.upload(task.workspace, task.workdir)
-            for path, text in files.items():
+            for path, text in launch.files.items():
                 (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
                 (spec.home / path).write_text(text, encoding="utf-8")
-            (spec.root / "prompt").write_text(stdin, encoding="utf-8")
+            (spec.root / "prompt").write_text(launch.stdin, encoding="utf-8")
             before = await asyncio.to_thread(digest, spec.workspace)
             result = await sandbox.exec(
-                argv,
+                launch.argv,
                 stdin=spec.root / "prompt",
                 stdout=self.log(spec.name, "out"),
                 stderr=self.log(spec.name, "err"),
@@ -119,7 +121,9 @@ class HarnessRunner:
         if result.timed_out:
             ending = Ending(cause=Cause.HARNESS_TIMEOUT, message=f"the harness did not end within {timeout_s:g} s")
         elif result.exit_code:
-            worked = await asyncio.to_thread(digest, spec.workspace) != before
+            last_words = tail(self.log(spec.name, "out"), LAST_WORDS) + tail(self.log(spec.name, "err"), LAST_WORDS)
+            worked = any(text in last_words for text in profile.policy_failures)
+            worked = worked or await asyncio.to_thread(digest, spec.workspace) != before
             message = f"the harness ended with exit code {result.exit_code}, see {self.log(spec.name, 'err')}"
             ending = Ending(cause=Cause.HARNESS_EXIT, exit_code=result.exit_code, message=message, worked=worked)
         else:

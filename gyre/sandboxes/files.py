@@ -8,8 +8,6 @@ from pathlib import Path
 
 from gyre.core.errors import SandboxError
 
-TAIL_BYTES = 500
-
 
 async def copy(source: str | Path, target: Path) -> None:
     """Copies a file or directory as `cp -a` does: links stay links, FIFOs and sockets are copied as such, and a source
@@ -34,10 +32,10 @@ def ensure_inside(path: Path, directory: Path, sandbox: str) -> Path:
     return path
 
 
-def tail(path: Path) -> str:
-    """The end of a log file, for an error message."""
+def tail(path: Path, size: int = 500) -> str:
+    """The last `size` bytes of a log file."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        file.seek(max(0, path.stat().st_size - size))
         return file.read().decode(errors="replace").strip()
 
 

@@ -13,6 +13,7 @@ dialect = "chat"
 binary = "/bin/bash"
 version_command = ["/bin/echo", "1.0"]
 argv = ["/bin/bash", "-c", "${instruction}"]
+policy_failures = ["CONTEXT FULL"]
 env = {MODEL_URL = "${base_url}", MODEL_KEY = "${api_key}"}
 files = {"notes/hello" = "key ${api_key} costs 1$$"}
 [install]

@@ -73,6 +73,12 @@ async def test_t28_a_harness_that_dies_without_work_is_no_zero(
     assert (worked.validity, worked.reward, worked.cause) == (Validity.VALID, 1.0, "harness_exit")
 
 
+async def test_t28_a_policy_that_fills_its_context_is_a_valid_zero(runner: LocalRunner, write_task: TaskWriter) -> None:
+    await runner.start(make_spec("e-0", write_task("echo CONTEXT FULL; exit 1", "echo 0 > /logs/verifier/reward.txt")))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward, outcome.cause) == (Validity.VALID, 0.0, "harness_exit")
+
+
 async def test_t29_a_failed_grading_is_repeated_on_the_same_state(
     runner: LocalRunner, write_task: TaskWriter, store: RunStore, tmp_path: Path
 ) -> None:
