@@ -3,6 +3,7 @@
 import hashlib
 
 from gyre.control.base import ReadyGroup
+from gyre.core.records import Validity
 from gyre.store import RunStore
 from gyre.trajectory.admission import admit
 from gyre.trajectory.advantage import group_advantages
@@ -22,12 +23,15 @@ class LiveMaterializer:
         self._seed = seed
 
     async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[MicroStep]:
+        advantages = group_advantages(group.outcomes)
         executions: list[ExecutionRows] = []
-        for execution_id, advantage in group_advantages(group.outcomes).items():
+        for outcome in group.outcomes:
+            execution_id, advantage = outcome.execution_id, advantages[outcome.execution_id]
             if advantage is None:
                 continue
-            records = self._store.records(execution_id)
+            records = self._store.records(execution_id) if outcome.validity is Validity.VALID else []
             if not records:
+                # No work, or a harness that ended well without asking the policy anything.
                 executions.append(dummy_execution(execution_id, advantage=advantage))
                 continue
             tree = TrajectoryTree.from_records(records)
