@@ -1,14 +1,16 @@
 """Fits the workload model to what the paper publishes: `python -m gyre.simulation.calibrate`.
 
 Fixed from the paper: B, N, cells, 144 executions per four nodes, switch times, and the two overall-timeout numbers,
-which determine how unresolved executions cluster in queries. Fitted by damped Gauss–Newton over the same seeds at every
-point: the parameters in `SCALES`, against the eleven totals of Table 1 and four statistics of §6.2 (mean execution,
-mean query maximum, share of queries of at least four hours, harness timeouts). docs/calibration.md records the outcome.
+which determine how unresolved executions cluster in queries. Fitted by damped Gauss–Newton steps on the same seeds at
+every point: the parameters in `SCALES`, against the eleven totals of Table 1 and four statistics of §6.2 (mean
+execution, mean query maximum, share of queries of at least four hours, harness timeouts). docs/calibration.md records
+the outcome.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -90,32 +92,33 @@ def residuals(measured: dict[str, float]) -> NDArray[np.float64]:
     return np.array([*rows, ratio / ROW_TOLERANCE, *shares])
 
 
-def fit(params: WorkloadParams, seeds: range, rounds: int, report: Callable[[str], None]) -> WorkloadParams:
-    damping = 0.3
+def moved(params: WorkloadParams, move: Sequence[float] | NDArray[np.floating[Any]]) -> WorkloadParams:
+    """`move` is in steps of `SCALES`."""
+    changes = {
+        name: max(LOWEST.get(name, 1e-3), getattr(params, name) + float(step) * scale)
+        for (name, scale), step in zip(SCALES.items(), move, strict=True)
+    }
+    return msgspec.structs.replace(params, **changes)
+
+
+def fit(params: WorkloadParams, seeds: range, tries: int, report: Callable[[str], None]) -> WorkloadParams:
+    """One finite-difference Jacobian, then `tries` damped steps; Broyden's update keeps the Jacobian after each."""
     best = residuals(measure(params, seeds))
-    for _ in range(rounds):
-        columns = []
-        for name, step in SCALES.items():
-            moved = msgspec.structs.replace(params, **{name: getattr(params, name) + step})
-            columns.append(residuals(measure(moved, seeds)) - best)
-        jacobian = np.stack(columns, axis=1)
-        for _ in range(4):
-            normal = jacobian.T @ jacobian + damping * np.eye(len(SCALES))
-            move = -np.linalg.solve(normal, jacobian.T @ best)
-            changes = {
-                name: max(LOWEST.get(name, 1e-3), getattr(params, name) + float(step) * scale)
-                for (name, scale), step in zip(SCALES.items(), move, strict=True)
-            }
-            candidate = msgspec.structs.replace(params, **changes)
-            tried = residuals(measure(candidate, seeds))
-            if tried @ tried < best @ best:
-                params, best, damping = candidate, tried, damping / 3
-                break
-            damping *= 4
+    report(f"start: cost {best @ best:.2f}")
+    columns = [residuals(measure(moved(params, direction), seeds)) - best for direction in np.eye(len(SCALES))]
+    jacobian = np.stack(columns, axis=1)
+    damping = 0.3
+    for _ in range(tries):
+        move = -np.linalg.solve(jacobian.T @ jacobian + damping * np.eye(len(SCALES)), jacobian.T @ best)
+        candidate = moved(params, move)
+        tried = residuals(measure(candidate, seeds))
+        jacobian += np.outer(tried - best - jacobian @ move, move) / (move @ move)
+        worst = np.abs(tried[: len(ROWS)]).max() * ROW_TOLERANCE
+        report(f"cost {tried @ tried:.2f}, worst row {worst:.1%}, damping {damping:.3g}: {candidate}")
+        if tried @ tried < best @ best:
+            params, best, damping = candidate, tried, damping / 3
         else:
-            report("no better point found")
-            break
-        report(f"cost {best @ best:.2f}, worst row {np.abs(best[:11]).max() * ROW_TOLERANCE:.3f}: {params}")
+            damping *= 4
     return params
 
 
@@ -123,12 +126,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first-seed", type=int, default=1000, help="not the seeds that Table 1 is printed with")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tries", type=int, default=12)
     arguments = parser.parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     share, probability = hard_queries()
     start = msgspec.structs.replace(WorkloadParams(), hard_query=share, hard_execution=probability)
-    params = fit(start, seeds, arguments.rounds, lambda line: print(line, file=sys.stderr, flush=True))
+    params = fit(start, seeds, arguments.tries, lambda line: print(line, file=sys.stderr, flush=True))
     measured = measure(params, seeds)
     for row in ROWS.values():
         hours = measured[row.name]

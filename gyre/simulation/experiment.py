@@ -21,8 +21,8 @@ from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes behind the cells of a configuration."""
 
-    cell_nodes: int
-    pool_nodes: int
+    cell_nodes: float
+    pool_nodes: float
 
 
 class Drawn:

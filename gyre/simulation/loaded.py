@@ -21,7 +21,7 @@ class LoadedExecutions:
     def __init__(self, params: WorkloadParams, draw: Callable[[int], GroupDraw]) -> None:
         self._params = params
         self._draw = draw
-        self._nodes = 0
+        self._nodes = 0.0
         self._loop = asyncio.get_running_loop()
         self._progress = 0.0
         self._rate = 0.0
@@ -36,7 +36,7 @@ class LoadedExecutions:
     def harness(self, ticket: Ticket) -> str:  # noqa: ARG002
         return "simulated"
 
-    def served_by(self, nodes: int) -> None:
+    def served_by(self, nodes: float) -> None:
         """From now on this many nodes serve rollouts."""
         self._nodes = nodes
         self._changed()

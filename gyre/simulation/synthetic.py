@@ -49,7 +49,7 @@ class CellTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class SimCells:
     """Also holds callers to the contract of `Cells`: weights of the right version, no two calls of a cell at once."""
 
-    def __init__(self, clock: Clock, times: CellTimes, nodes: int, version: int = 0) -> None:
+    def __init__(self, clock: Clock, times: CellTimes, nodes: float, version: int = 0) -> None:
         """`nodes` per cell; training is linear in them."""
         self._clock = clock
         self._times = times

@@ -1,0 +1,82 @@
+"""`gyre plan`: the sentences of `gyre.scheduling.plan`, and what the simulator expects of this and similar settings."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from gyre.scheduling.config import SchedulerConfig, problems, require
+from gyre.scheduling.plan import explain
+from gyre.scheduling.staleness import expected_staleness
+from gyre.simulation.experiment import Layout, simulate
+from gyre.simulation.recording import Recording, replay_run
+from gyre.simulation.workload import WorkloadParams
+
+PLAN_STEPS = 12
+BURSTS = (1, 2, 3, 4, 6)
+"""Steps per burst to compare with: whole bursts in the simulated steps."""
+
+
+def alternatives(config: SchedulerConfig) -> list[SchedulerConfig]:
+    """Accepted settings of the same mean staleness: other (φ, μ), and half or twice the cells on the same capacity."""
+    mean = expected_staleness(phi=config.phi, mu=config.mu)
+    found = [
+        msgspec.structs.replace(config, phi=mean - (mu - 1) / 2, mu=mu)
+        for mu in BURSTS
+        if mu != config.mu and mean >= (mu - 1) / 2
+    ]
+    if config.policy == "elastic":
+        if config.K % 2 == 0:
+            found.append(msgspec.structs.replace(config, K=config.K // 2, C_e=config.C_e * 2))
+        if config.C_e % 2 == 0:
+            found.append(msgspec.structs.replace(config, K=config.K * 2, C_e=config.C_e // 2))
+    return [candidate for candidate in found if not problems(candidate)]
+
+
+def modelled_hours(config: SchedulerConfig, params: WorkloadParams | None = None) -> float:
+    """Hours per step with executions like the paper's; a node is what serves 36 of them."""
+    params = params or WorkloadParams()
+    nodes = config.C_e / params.reference_load
+    scaled = msgspec.structs.replace(params, work_node_h=params.work_node_h * config.N / 16)
+    steps = _steps(config)
+    layout = Layout(cell_nodes=nodes, pool_nodes=config.C_s / params.reference_load)
+    return simulate(msgspec.structs.replace(config, max_steps=steps), layout, scaled, seed=0).step_ends[-1] / steps
+
+
+def recorded_hours(recording: Recording) -> Callable[[SchedulerConfig], float]:
+    """Hours per step with the executions of a recorded run."""
+
+    def hours(config: SchedulerConfig) -> float:
+        steps = _steps(config)
+        return replay_run(recording, msgspec.structs.replace(config, max_steps=steps)).step_ends[-1] / steps
+
+    return hours
+
+
+def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
+    """What the configuration means and how it compares. Raises ConfigError when it cannot run."""
+    require(config)
+    hours = modelled_hours if recording is None else recorded_hours(recording)
+    workload = (
+        "executions like the paper's NL2RepoBench (mean 1.93 h)" if recording is None else "the recorded executions"
+    )
+    own = hours(config)
+    lines = [
+        f"Simulated with {workload}, {_steps(config)} steps: {_duration(own)} per step.",
+        "Same mean staleness:",
+        f"{'φ':>6}{'μ':>4}{'K':>5}{'C_e':>6}{'per step':>12}{'':>4}",
+    ]
+    for candidate in [config, *alternatives(config)]:
+        taken = own if candidate is config else hours(candidate)
+        note = "this configuration" if candidate is config else f"{taken / own - 1:+.1%}"
+        lines.append(
+            f"{candidate.phi:6g}{candidate.mu:4}{candidate.K:5}{candidate.C_e:6}{_duration(taken):>12}    {note}"
+        )
+    return explain(config) + "\n\n" + "\n".join(lines)
+
+
+def _steps(config: SchedulerConfig) -> int:
+    return -(-PLAN_STEPS // config.mu) * config.mu
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.2f} h" if hours >= 0.5 else f"{hours * 3600:.0f} s"

@@ -1,0 +1,95 @@
+"""Simulated runs of the modelled workload: determinism, memory, staleness of both kinds of dispatch, plan."""
+
+import itertools
+import statistics
+
+import msgspec
+import pytest
+
+from gyre.core.events import Event, LedgerSampled, Published, StepDone
+from gyre.scheduling.config import SchedulerConfig
+from gyre.scheduling.staleness import continuous_excess, expected_staleness
+from gyre.simulation.experiment import Drawn, Layout, simulate
+from gyre.simulation.plan import alternatives, plan
+from gyre.simulation.recording import read_recording
+from gyre.simulation.rows import ROWS
+from gyre.simulation.workload import Workload, WorkloadParams
+
+SMALL = SchedulerConfig(B=4, N=4, mu=2, phi=0.5, K=3, C_e=16, max_steps=6)
+LAYOUT = Layout(cell_nodes=0.5, pool_nodes=1.0)
+PARAMS = WorkloadParams()
+
+
+def test_a_run_is_deterministic_for_its_seed():
+    def run(seed: int) -> list[Event]:
+        events: list[Event] = []
+        simulate(SMALL, LAYOUT, PARAMS, seed=seed, readers=(events.append,))
+        return events
+
+    first = run(3)
+    assert first == run(3)
+    assert first != run(4)
+
+
+def test_draws_live_only_as_long_as_their_group(monkeypatch):
+    sizes = []
+    drop = Drawn.costs
+
+    def costs(self, group):
+        sizes.append(len(self._live))
+        return drop(self, group)
+
+    monkeypatch.setattr(Drawn, "costs", costs)
+    simulate(msgspec.structs.replace(SMALL, max_steps=40), LAYOUT, PARAMS, seed=0)
+    assert len(sizes) == 160
+    assert max(sizes) <= SMALL.depth
+
+
+@pytest.mark.parametrize("mu", [1, 2])
+def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
+    """E_c − E_b = μ + R/B in the long run, R counted just after each publication."""
+    config = SchedulerConfig(policy="async", B=4, N=2, mu=mu, phi=1.0, K=1, C_e=0, C_s=12, max_steps=240)
+    quick = msgspec.structs.replace(PARAMS, work_node_h=0.02)
+    means, ready = {}, []
+    for dispatch in ("boundary", "continuous"):
+        events: list[Event] = []
+        simulate(msgspec.structs.replace(config, dispatch=dispatch), LAYOUT, quick, seed=1, readers=(events.append,))
+        steps = [event for event in events if isinstance(event, StepDone)]
+        means[dispatch] = statistics.mean(d for step in steps[24:] for d in step.staleness)
+        if dispatch == "continuous":
+            after = [later for earlier, later in itertools.pairwise(events) if isinstance(earlier, Published)]
+            ready = [event.ready for event in after if isinstance(event, LedgerSampled)]
+    assert means["boundary"] == pytest.approx(expected_staleness(phi=1.0, mu=mu), rel=0.02)
+    assert len(ready) == 240 // mu - 1
+    excess = continuous_excess(mu=mu, batch_groups=4, ready=statistics.mean(ready[20:]))
+    assert means["continuous"] - means["boundary"] == pytest.approx(excess, rel=0.03)
+
+
+def test_paper_statistics_and_rows_are_those_of_the_paper():
+    assert ROWS["E0"].config(steps=12).C_e == 144
+    assert ROWS["C1"].config(steps=12).C_s == 144
+    assert {row.pool_nodes + row.cells * row.nodes for row in ROWS.values()} == {32}
+    assert {expected_staleness(phi=row.phi, mu=row.mu) for row in ROWS.values()} == {1.5}
+
+
+def test_alternatives_keep_staleness_and_capacity():
+    own = ROWS["E0"].config(steps=12)
+    found = {(c.phi, c.mu, c.K, c.C_e) for c in alternatives(own)}
+    assert found == {(1.5, 1, 8, 144), (1.0, 2, 8, 144), (0.0, 4, 8, 144), (0.5, 3, 4, 288), (0.5, 3, 16, 72)}
+    assert all(c.phi == 0.0 for c in alternatives(ROWS["C0"].config(steps=12)))
+
+
+def test_a_plan_compares_with_the_model_and_with_a_recording():
+    text = plan(SMALL)
+    assert "executions like the paper's" in text
+    assert text.count("this configuration") == 1
+    events: list[Event] = []
+    simulate(SMALL, LAYOUT, PARAMS, seed=0, readers=(events.append,))
+    assert "the recorded executions" in plan(SMALL, read_recording(events))
+
+
+def test_workload_draws_do_not_depend_on_the_order_of_asking():
+    drawn = Drawn(Workload(PARAMS, 0, 4))
+    late = drawn.get(9)
+    assert drawn.get(9) is late
+    assert Workload(PARAMS, 0, 4).draw(9) == late
