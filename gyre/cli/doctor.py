@@ -13,6 +13,9 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from gyre.core.errors import ConfigError
+from gyre.harnesses import check, load_profile
+
 NODE_MAJOR = 20
 SHM_BYTES = 1 << 30
 PROBE_TIMEOUT_S = 20.0
@@ -32,12 +35,12 @@ def doctor() -> int:
     console = Console()
     bad = 0
     for run in CHECKS:
-        check = run()
-        bad += not check.ok
-        mark = Text("ok     ", "green") if check.ok else Text("missing", "red")
-        console.print(Text.assemble(mark, f"  {check.name:<20} {check.found}"), soft_wrap=True)
-        if not check.ok:
-            console.print(f"         → {check.advice}", soft_wrap=True, highlight=False, markup=False)
+        result = run()
+        bad += not result.ok
+        mark = Text("ok     ", "green") if result.ok else Text("missing", "red")
+        console.print(Text.assemble(mark, f"  {result.name:<20} {result.found}"), soft_wrap=True)
+        if not result.ok:
+            console.print(f"         → {result.advice}", soft_wrap=True, highlight=False, markup=False)
     console.print(
         "Everything that the main job needs is here." if not bad else f"{bad} of {len(CHECKS)} checks failed."
     )
@@ -98,6 +101,14 @@ def check_megatron() -> Check:
     return _module("Megatron-core", "megatron.core", "make setup, or pip install -r requirements/cpu.txt")
 
 
+def check_claude_code() -> Check:
+    return _harness("claude_code")
+
+
+def check_mini_swe_agent() -> Check:
+    return _harness("mini_swe_agent")
+
+
 CHECKS: tuple[Callable[[], Check], ...] = (
     check_python,
     check_node,
@@ -107,6 +118,8 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_shm,
     check_torch,
     check_megatron,
+    check_claude_code,
+    check_mini_swe_agent,
 )
 
 
@@ -117,6 +130,15 @@ def _module(name: str, module: str, advice: str) -> Check:
     except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
         return Check(name, False, str(error), advice)
     return Check(name, True, str(getattr(found, "__version__", "imported")), advice)
+
+
+def _harness(name: str) -> Check:
+    profile = load_profile(name)
+    try:
+        check(profile)
+    except ConfigError as error:
+        return Check(name, False, str(error), f"gyre setup {name}")
+    return Check(name, True, profile.install.version)
 
 
 def _output(*command: str) -> str | None:
