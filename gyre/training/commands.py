@@ -4,7 +4,6 @@ Lives in the rendezvous store and not in a process group: a rank may wait here f
 before the stream says that data are coming. The controller talks to the leader (rank 0) only.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
@@ -13,8 +12,9 @@ from torch.distributed import DistStoreError
 
 from gyre.core.errors import GyreError
 
-_POLL = timedelta(seconds=2)
-"""How often a waiting rank looks whether the cell has failed; the wait itself ends as soon as the key appears."""
+_POLL = timedelta(seconds=60)
+"""The store logs a warning at the end of every unsuccessful wait; a wait ends as soon as the key appears."""
+_OK, _FAILED = b"+", b"-"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class CommandStream:
     def __init__(self, store: Store, cell: int, incarnation: int) -> None:
         self._store = PrefixStore(f"commands/{cell}/{incarnation}", store)
         self._next = 0
+        self._failure = ""
 
     def append(self, command: Command) -> int:
         """Leader: makes the next command visible; returns its number."""
@@ -42,34 +43,34 @@ class CommandStream:
     def next(self) -> tuple[int, Command]:
         """Follower: waits for the next command however long it takes."""
         number = self._next
-        data = self._wait(f"command/{number}", lambda: None)
+        data = self._wait(f"command/{number}")
         self._next += 1
         return number, msgspec.msgpack.decode(data, type=Command)
 
     def answer(self, number: int, data: bytes) -> None:
         """The rank that has the result of a command publishes it."""
-        self._store.set(f"answer/{number}", data)  # type: ignore[arg-type]
+        self._store.set(f"answer/{number}", _OK + data)  # type: ignore[arg-type]
+
+    def fail(self, number: int, message: str) -> None:
+        """A rank that cannot go on says why, as the answer to the command that it failed in."""
+        self._store.set(f"answer/{number}", _FAILED + message.encode())  # type: ignore[arg-type]
 
     def wait_answer(self, number: int) -> bytes:
-        """Leader: the answer to a command. Raises GyreError when a rank of the cell has failed meanwhile."""
-        data = self._wait(f"answer/{number}", self._raise_failure)
-        for key in ("command", "answer"):
-            self._store.delete_key(f"{key}/{number}")
-        return data
+        """Leader: the answer to a command, asked for in the order of the commands. Raises GyreError when a rank of the
+        cell has failed; a rank that died without a word is noticed by whoever watches its process."""
+        if not self._failure:
+            answer = self._wait(f"answer/{number}")
+            for key in ("command", "answer"):
+                self._store.delete_key(f"{key}/{number}")
+            if answer.startswith(_OK):
+                return answer[len(_OK) :]
+            self._failure = answer[len(_FAILED) :].decode()
+        raise GyreError(f"the cell must be restarted: {self._failure}")
 
-    def fail(self, message: str) -> None:
-        """A rank that cannot go on says why; the whole cell is lost."""
-        self._store.set("failed", message)
-
-    def _raise_failure(self) -> None:
-        if self._store.check(["failed"]):
-            raise GyreError(f"the cell has lost a rank and must be restarted: {self._store.get('failed').decode()}")
-
-    def _wait(self, key: str, watch: Callable[[], None]) -> bytes:
+    def _wait(self, key: str) -> bytes:
         while True:
             try:
                 self._store.wait([key], _POLL)
             except DistStoreError:
-                watch()
-            else:
-                return self._store.get(key)
+                continue
+            return self._store.get(key)

@@ -26,6 +26,8 @@ from gyre.transport.base import WeightRef
 from gyre.transport.shm import ShmTransport
 
 CODECS: dict[str, Method] = {method.name: method for method in methods(Trainer)}
+ANSWERED = ("micro_step", "score")
+"""Calls whose result comes out at the last pipeline stage."""
 
 
 class TrainerService:
@@ -64,12 +66,13 @@ class TrainerService:
     def _call(self, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any]:
         if self._config.parallel.ranks > 1:
             self._calling = Command(method=method, arguments=CODECS[method].encode_arguments(arguments))
-        return self._number, getattr(self._trainer, method)(*arguments)
+        result = getattr(self._trainer, method)(*arguments)
+        return self._number, result
 
     async def _run(self, method: str, *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
         number, result = await loop.run_in_executor(self._training, self._call, method, arguments)
-        if result is None and self._config.parallel.pipeline > 1 and method in ("micro_step", "score"):
+        if result is None and method in ANSWERED:
             data = await loop.run_in_executor(self._answers, self._results.wait_answer, number)
             return CODECS[method].decode_result(data)
         return result
@@ -120,9 +123,9 @@ def follow(config: TrainerConfig, ready: Callable[[], None]) -> NoReturn:
         except GroupBroken:
             continue
         except BaseException as error:
-            stream.fail(f"rank {config.rank} in {command.method}: {error}")
+            stream.fail(number, f"rank {config.rank} of cell {config.cell} failed in {command.method}: {error}")
             raise
-        if command.method in ("micro_step", "score") and parallel.answers():
+        if command.method in ANSWERED and parallel.answers():
             stream.answer(number, codec.encode_result(result))
 
 

@@ -33,7 +33,7 @@ def random_ids(seed: int, *lengths: int) -> list[list[int]]:
     return [[rng.randrange(256) for _ in range(n)] for n in lengths]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3", "llama-tied", "llama3-rope"])
 def test_weights_round_trip_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
     hf = make_model(name, tmp_path)
     state = hf.state_dict()

@@ -35,6 +35,8 @@ CONFIGS = {
     "qwen3-tied": Qwen3Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
     "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "qwen3-4-layers-tied": Qwen3Config(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=True),
+    "llama-4-layers": LlamaConfig(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=False),
     "llama3-rope": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE),
 }
 
