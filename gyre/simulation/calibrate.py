@@ -26,6 +26,10 @@ SCALES = {
     "sigma_query": 0.02,
     "sigma_execution": 0.02,
     "harness_limit_h": 0.1,
+    "limit_follows_query": 0.1,
+    "hard_query": 0.02,
+    "publication_s": 15.0,
+    "update_s": 30.0,
     "overall_limit_h": 0.1,
     "evaluation_h": 0.05,
     "load_share": 0.05,
@@ -33,7 +37,14 @@ SCALES = {
 }
 """Fitted parameters and the finite-difference step of each."""
 
-LOWEST = {"overall_limit_h": 4.0, "evaluation_h": 0.0, "load_share": 0.0}
+LOWEST = {
+    "limit_follows_query": 0.0,
+    "hard_query": 0.02,
+    "overall_limit_h": 3.5,
+    "publication_s": 10.0,
+    "update_s": 0.0,
+}
+HIGHEST = {"limit_follows_query": 1.0, "load_share": 0.9}
 
 STATISTICS = {
     "mean_h": (1.93, 0.01),
@@ -45,21 +56,6 @@ STATISTICS = {
 
 ROW_TOLERANCE = 0.02
 OVERALL_TIMEOUTS = 0.0087
-QUERIES_WITH_OVERALL_TIMEOUT = 0.0951
-"""An overall timeout is the only way past four hours, so these are the queries of at least four hours."""
-
-
-def hard_queries(members: int = 16) -> tuple[float, float]:
-    """(share of hard queries π, probability per execution q): π·q and π·(1−(1−q)^N) are the two published shares."""
-    low, high = 1e-6, 1.0
-    wanted = QUERIES_WITH_OVERALL_TIMEOUT / OVERALL_TIMEOUTS
-    for _ in range(60):
-        middle = (low + high) / 2
-        if (1 - (1 - middle) ** members) / middle > wanted:
-            low = middle
-        else:
-            high = middle
-    return OVERALL_TIMEOUTS / low, low
 
 
 def statistics(stats: RunStats) -> dict[str, float]:
@@ -95,10 +91,10 @@ def residuals(measured: dict[str, float]) -> NDArray[np.float64]:
 def moved(params: WorkloadParams, move: Sequence[float] | NDArray[np.floating[Any]]) -> WorkloadParams:
     """`move` is in steps of `SCALES`."""
     changes = {
-        name: max(LOWEST.get(name, 1e-3), getattr(params, name) + float(step) * scale)
+        name: min(HIGHEST.get(name, 1e3), max(LOWEST.get(name, 1e-3), getattr(params, name) + float(step) * scale))
         for (name, scale), step in zip(SCALES.items(), move, strict=True)
     }
-    return msgspec.structs.replace(params, **changes)
+    return msgspec.structs.replace(params, **changes, hard_execution=OVERALL_TIMEOUTS / changes["hard_query"])
 
 
 def fit(params: WorkloadParams, seeds: range, tries: int, report: Callable[[str], None]) -> WorkloadParams:
@@ -115,6 +111,7 @@ def fit(params: WorkloadParams, seeds: range, tries: int, report: Callable[[str]
         jacobian += np.outer(tried - best - jacobian @ move, move) / (move @ move)
         worst = np.abs(tried[: len(ROWS)]).max() * ROW_TOLERANCE
         report(f"cost {tried @ tried:.2f}, worst row {worst:.1%}, damping {damping:.3g}: {candidate}")
+        report(" ".join(f"{value * ROW_TOLERANCE:+.1%}" for value in tried[: len(ROWS) + 1]))
         if tried @ tried < best @ best:
             params, best, damping = candidate, tried, damping / 3
         else:
@@ -129,9 +126,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=12)
     arguments = parser.parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    share, probability = hard_queries()
-    start = msgspec.structs.replace(WorkloadParams(), hard_query=share, hard_execution=probability)
-    params = fit(start, seeds, arguments.tries, lambda line: print(line, file=sys.stderr, flush=True))
+    params = fit(WorkloadParams(), seeds, arguments.tries, lambda line: print(line, file=sys.stderr, flush=True))
     measured = measure(params, seeds)
     for row in ROWS.values():
         hours = measured[row.name]

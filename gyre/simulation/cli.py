@@ -1,13 +1,18 @@
 """The `gyre simulate` commands as functions; each prints for people and writes JSON on request."""
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gyre.core.events import Event
 from gyre.scheduling.config import SchedulerConfig
 from gyre.simulation import table1 as experiments
+from gyre.simulation.beyond import VERL_ROWS, order_hours, verl_hours, work_bound
+from gyre.simulation.experiment import run_row
+from gyre.simulation.pictures import draw
 from gyre.simulation.recording import load_run, replay_run
 from gyre.simulation.rows import ROWS, find_row
 from gyre.simulation.trace import TraceResult, load_trace, replay
@@ -77,6 +82,33 @@ def from_run(run: Path, changes: dict[str, Any] | None = None, json_out: Path | 
         print(f"with {changes}: {other.burst_ends[-1] * 60:.1f} min ({gain:+.1%})")
     _write(result, json_out)
     return result
+
+
+def beyond(seeds: int = 5, json_out: Path | None = None) -> dict[str, Any]:
+    """E0 with other launch orders, its distance to the work bound, and verl's dynamic rule on the same executions."""
+    params = WorkloadParams()
+    hours = {
+        "fifo": order_hours(params, seeds, None),
+        "longest_first, log-error 0.6": order_hours(params, seeds, 0.6),
+        "longest_first, oracle": order_hours(params, seeds, 0.0),
+        "work bound": [work_bound(params, ROWS["E0"], seed) for seed in range(seeds)],
+    }
+    hours |= {row.name: verl_hours(params, row, seeds) for row in VERL_ROWS}
+    base = statistics.mean(hours["fifo"])
+    result = {name: statistics.mean(values) for name, values in hours.items()}
+    print(f"12 steps, 32 nodes, E[d] = 1.5; E0 unless said; {seeds} seeds; hours")
+    for name, mean in result.items():
+        print(f"{name:32}{mean:8.2f}{mean / base - 1:+8.1%}")
+    _write(result, json_out)
+    return result
+
+
+def picture(row: str, path: Path, steps: int = 12, seed: int = 0) -> None:
+    """Role timeline, waterlevel and ready groups of one row, as PNG or SVG."""
+    events: list[Event] = []
+    run_row(find_row(row), WorkloadParams(), seed=seed, steps=steps, readers=(events.append,))
+    draw(events, f"{row}, {steps} steps", path)
+    print(f"wrote {path}")
 
 
 def _write(result: Any, path: Path | None) -> None:

@@ -62,7 +62,9 @@ def simulate(
     async def main() -> None:
         clock = VirtualClock()
         drawn = Drawn(Workload(params, seed, config.N))
-        cells = SimCells(clock, times or CellTimes(), layout.cell_nodes)
+        cells = SimCells(
+            clock, times or CellTimes(publication_s=params.publication_s, update_s=params.update_s), layout.cell_nodes
+        )
 
         executions = LoadedExecutions(params, drawn.get)
         cells.on_admitting = lambda engines: executions.served_by(

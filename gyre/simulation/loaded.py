@@ -54,7 +54,7 @@ class LoadedExecutions:
         self._advance()
         self._sequence += 1
         heapq.heappush(self._ends, (self._progress + draw.harness_s[ticket.member], self._sequence, phase))
-        heapq.heappush(self._limits, (started + params.harness_limit_h * HOUR, self._sequence, phase))
+        heapq.heappush(self._limits, (started + draw.limit_s, self._sequence, phase))
         self._running += 1
         self._changed()
         try:
@@ -64,7 +64,7 @@ class LoadedExecutions:
             self._running -= 1
             self._changed()
         if draw.unresolved[ticket.member]:
-            await asyncio.sleep(started + params.overall_limit_h * HOUR - self._loop.time())
+            await asyncio.sleep(max(0.0, started + params.overall_limit_h * HOUR - self._loop.time()))
             return completed(ticket, "overall_timeout", Validity.UNRESOLVED)
         await asyncio.sleep(params.evaluation_h * HOUR)
         return completed(ticket, "completed" if own_end else "harness_timeout")

@@ -36,9 +36,9 @@ def totals(rows: Sequence[Row], params: WorkloadParams, seeds: Iterable[int], st
     return result
 
 
-def table1(params: WorkloadParams, seeds: int) -> dict[str, Any]:
+def table1(params: WorkloadParams, seeds: int, steps: int = 12) -> dict[str, Any]:
     """{"rows": {name: {"hours", "sd", "paper", "ratio_to_E0"}}, "params": …}; `sd` is over seeds."""
-    measured = totals(list(ROWS.values()), params, range(seeds), 12)
+    measured = totals(list(ROWS.values()), params, range(seeds), steps)
     base = statistics.mean(measured["E0"])
     return {
         "rows": {

@@ -17,14 +17,17 @@ HOUR = 3600.0
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults are calibrated: docs/calibration.md says what is the paper's and what was fitted."""
 
-    median_h: float = 1.75
+    median_h: float = 1.70
     """Median harness time at the reference load."""
-    sigma_query: float = 0.30
+    sigma_query: float = 0.34
     """Standard deviation of log harness time between queries."""
     sigma_execution: float = 0.30
     """The same between the executions of a query."""
-    harness_limit_h: float = 3.0
-    overall_limit_h: float = 4.2
+    harness_limit_h: float = 2.9
+    """Harness budget of a median query."""
+    limit_follows_query: float = 0.5
+    """κ: the budget of a query that needs x times the median is x^κ times `harness_limit_h`."""
+    overall_limit_h: float = 4.0
     evaluation_h: float = 0.1
     hard_query: float = 0.165
     """Share of queries that are hard to evaluate."""
@@ -34,15 +37,20 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """β: share of harness time at the reference load that scales with executions per node."""
     reference_load: float = 36.0
     """Executions per node (144 on four nodes)."""
-    work_node_h: float = 0.45
+    work_node_h: float = 0.42
     """Mean training work of a group in node-hours."""
     micro_steps: int = 4
     """Per group."""
+    publication_s: float = 40.0
+    update_s: float = 60.0
+    """One optimizer update with reduction, pipeline drain and broadcast: no cell trains meanwhile."""
 
 
 class GroupDraw(msgspec.Struct, frozen=True):
     harness_s: list[float]
-    """[N] seconds at the reference load."""
+    """[N] seconds at the reference load, without a limit."""
+    limit_s: float
+    """Harness budget of this query."""
     unresolved: list[bool]
     """[N]"""
     work: float
@@ -68,7 +76,8 @@ class Workload:
         hard = rng.random() < params.hard_query
         unresolved = (rng.random(self._members) < params.hard_execution) & hard
         work = params.work_node_h * HOUR * float(harness.mean()) / self._mean_s
-        return GroupDraw(harness.tolist(), unresolved.tolist(), work)
+        limit = params.harness_limit_h * HOUR * math.exp(params.limit_follows_query * shared)
+        return GroupDraw(harness.tolist(), limit, unresolved.tolist(), work)
 
 
 def speed(params: WorkloadParams, load: float) -> float:
