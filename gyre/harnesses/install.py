@@ -21,7 +21,7 @@ def default_root() -> Path:
 
 
 def prefix_of(profile: HarnessProfile, root: Path | None = None) -> Path:
-    return (root or default_root()) / f"{profile.name}-{profile.install.version}"
+    return (root or default_root()) / f"{profile.variant_of or profile.name}-{profile.install.version}"
 
 
 def install(name: str, root: Path | None = None) -> Path:

@@ -1,12 +1,13 @@
 """A harness profile: how to install, check, start and recognise one harness (notes/harnesses.md).
 
 Profiles are the TOML files in `profiles/`. Their texts are `string.Template`s: `${name}` is replaced, `$$` is a `$`.
+A profile with `variant_of` is another one with some keys changed: another API of the same program, or another version.
 """
 
 import tomllib
 from pathlib import Path
 from string import Template
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,6 +33,9 @@ class Install(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class HarnessProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
+    variant_of: str = ""
+    """Profile whose keys this one inherits, and whose installation it shares when the versions are equal. Tables are
+    merged key by key; everything else is replaced."""
     dialect: Literal["anthropic", "responses", "chat"]
     install: Install
     binary: str
@@ -66,13 +70,26 @@ def load_profile(name: str) -> HarnessProfile:
 
 def read_profile(path: Path) -> HarnessProfile:
     """The profile in a file; its name is the file's. Raises ConfigError."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    data = _data(path)
+    if base := data.get("variant_of"):
+        data = _merged(_data(path.parent / f"{base}.toml"), data)
     profile = decode({"name": path.stem, **data}, HarnessProfile, where=str(path), base=path.parent)
     _check_variables(profile, str(path))
     return profile
+
+
+def _data(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such profile; `variant_of` names one beside it.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    tables = {key: {**base[key], **value} for key, value in changes.items() if isinstance(value, dict) and key in base}
+    return {**base, **changes, **tables}
 
 
 def _check_variables(profile: HarnessProfile, where: str) -> None:

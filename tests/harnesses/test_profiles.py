@@ -88,6 +88,17 @@ def test_a_broken_profile_names_file_and_key(tmp_path: Path, change: tuple[str, 
     assert str(path) in str(raised.value)
 
 
+def test_a_variant_changes_keys_and_shares_the_installation(tmp_path: Path) -> None:
+    write_profile(tmp_path, MINIMAL + '[env]\nKEEP = "1"\nCHANGE = "1"\n')
+    (tmp_path / "other.toml").write_text('variant_of = "mine"\ndialect = "responses"\n[env]\nCHANGE = "2"\n')
+    profile = read_profile(tmp_path / "other.toml")
+    assert (profile.name, profile.dialect, profile.env) == ("other", "responses", {"KEEP": "1", "CHANGE": "2"})
+    assert prefix_of(profile, tmp_path) == tmp_path / "mine-1.2"
+    (tmp_path / "lost.toml").write_text('variant_of = "nope"\n')
+    with pytest.raises(ConfigError, match="no such profile"):
+        read_profile(tmp_path / "lost.toml")
+
+
 def test_check_tells_missing_from_another_version(tmp_path: Path) -> None:
     profile = read_profile(write_profile(tmp_path, MINIMAL))
     with pytest.raises(ConfigError, match=r"mine 1\.2 is not installed .*run: gyre setup mine"):

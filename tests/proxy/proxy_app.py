@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 from proxy_fakes import Link, Script, ScriptedEngine
+from starlette.types import ASGIApp
 
 from gyre.core.clock import SystemClock
 from gyre.core.records import CallRecord, SessionAccess
 from gyre.engines.base import Sampling
 from gyre.proxy.base import EngineRoute, SessionSpec
-from gyre.proxy.control import Proxy
+from gyre.proxy.control import Profile, Proxy
 from gyre.proxy.http import Door, create_app
 from gyre.proxy.router import Router, RouterLimits
 from gyre.proxy.services import CallBounds, Services
@@ -48,6 +49,7 @@ class App:
     def __init__(
         self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
         running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
+        profile: Profile | None = None, wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:  # fmt: skip
         self.script = Script(tokenizer, answer)
         self.engines = {cell: ScriptedEngine(self.script, version=cell) for cell in range(cells)}
@@ -65,8 +67,10 @@ class App:
             coalesce_s=coalesce_s,
         )
         door = Door()
-        self.proxy = Proxy(services, door, lambda name: FakeProfile())
+        self.proxy = Proxy(services, door, lambda name: profile or FakeProfile())
         self.asgi = create_app(door, keepalive_s=keepalive_s, max_body_bytes=max_body_bytes)
+        if wrap is not None:
+            self.asgi = wrap(self.asgi)
         self.base = ""
         self.access = SessionAccess(path="", api_key="")
 

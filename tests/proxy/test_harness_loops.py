@@ -1,0 +1,77 @@
+"""Every harness, unmodified: a tool loop with parallel calls, refused and cut requests, an interrupted run."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from harness_runs import Faults, Hold, Rules, chain, harness, installed, leaves, proxy_for, run
+from proxy_fakes import tool_call, until
+
+pytestmark = pytest.mark.harness
+
+CLAUDE = ["claude_code", "claude_code_328"]
+OPENCODE = ["opencode", "opencode_messages"]
+PI = ["pi", "pi_messages", "pi_responses"]
+EVERY = [*CLAUDE, "codex", "qwen_code", *OPENCODE, *PI, "mini_swe_agent"]
+
+
+def shell(name: str, command: str) -> str:
+    """A call of the harness's own shell tool."""
+    if name == "codex":
+        return tool_call("exec_command", msgspec.json.encode({"cmd": command}).decode())
+    tool = "Bash" if name in CLAUDE else "run_shell_command" if name == "qwen_code" else "bash"
+    arguments: dict[str, Any] = {"command": command}
+    if name == "qwen_code":
+        arguments["is_background"] = False
+    if name in OPENCODE:
+        arguments["description"] = "A step"
+    return tool_call(tool, msgspec.json.encode(arguments).decode())
+
+
+def steps(name: str) -> Rules:
+    """Three turns: one call, two calls at once, the end. Outputs differ from the commands, which some tools echo."""
+    end = shell(name, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT") if name == "mini_swe_agent" else ""
+    two = "Both.\n" + shell(name, "printf 'two%s' -ok > two.txt; cat two.txt") + "\n" + shell(name, "echo three")
+    return {
+        "two-ok": "All is done.\n" + end,
+        "one-ok": two,
+        "Do the steps.": "<think>\nA plan.\n</think>\n\nFirst.\n" + shell(name, "printf 'one%s' -ok"),
+        "": "Nothing to add.",
+    }
+
+
+@pytest.mark.parametrize("name", EVERY)
+async def test_tool_loop_through_refusals_is_one_exact_path(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
+    faults = Faults(errors={2: 429, 4: 503})
+    app = await run(proxy_tokenizer, installed(name), tmp_path, steps(name), wrap=faults.around)
+    assert (tmp_path / "workspace" / "two.txt").read_text() == "two-ok"
+    chain(app, [record for record in app.sink.records if record.role != "auxiliary"])
+    assert leaves(app) == {"main": 1}
+    assert len(app.engines[0].requests) == len(app.sink.records)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("qwen_code", "mini_swe_agent")])
+async def test_cut_stream_is_sampled_anew_and_leaves_an_orphan(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
+    hold = Hold(2)
+    faults = Faults(cuts={2 if name not in OPENCODE else 3: hold.reached})
+    app = await run(proxy_tokenizer, installed(name), tmp_path, steps(name), hold=hold, wrap=faults.around)
+    assert (tmp_path / "workspace" / "two.txt").read_text() == "two-ok"
+    orphans = [record for record in app.sink.records if "orphan" in record.flags]
+    assert [(record.trainable, len(record.output_ids)) for record in orphans] == [(False, 10)]
+    chain(app, [record for record in app.sink.records if "orphan" not in record.flags])
+    assert leaves(app) == {"main": 1}
+
+
+@pytest.mark.parametrize("name", EVERY)
+async def test_interrupt_leaves_an_orphan(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
+    profile, hold = installed(name), Hold(2)
+    async with proxy_for(proxy_tokenizer, profile, steps(name)) as app:
+        hold.on(app.engines[0])
+        async with harness(profile, app, tmp_path, "Do the steps.") as running:
+            await hold.reached.wait()
+            running.interrupt()
+            await running.end()
+            await until(lambda: len(app.sink.records) == 2)
+    assert [(str(record.role), record.trainable) for record in app.sink.records] == [("main", True), ("main", False)]
+    assert leaves(app) == {"main": 1}
