@@ -39,7 +39,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainer(Protocol):
-    """One training rank of a cell. The controller calls every rank of a cell; collectives are entered by all members.
+    """The trainer of one cell: the controller talks to rank 0, which leads the cell's other ranks. Between cells,
+    `reduce` is entered by all members.
 
     Life: (asleep) wake → join → micro_step* → reduce → [core: optimizer_step → publish] → … → sleep.
     """
@@ -57,7 +58,11 @@ class Trainer(Protocol):
         ...
 
     async def micro_step(self, micro_step: MicroStep) -> MicroStepResult:
-        """Adds the micro-step's gradient to the local gradient. Either all of it or, on error, none."""
+        """Adds the micro-step's gradient to the local gradient. Either all of it or, on error, none.
+
+        A cell with several pipeline stages answers when the losses are known and completes the gradient by `reduce`; to
+        keep its pipeline full, have as many calls under way as it has stages. An error ends a cell of several ranks.
+        """
         ...
 
     async def reduce(self, generation: int, members: int) -> None:

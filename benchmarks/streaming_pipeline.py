@@ -1,0 +1,138 @@
+"""A streaming 1F1B batch whose packs are all ready against Megatron's stock 1F1B on the same packs, two stages.
+
+    python benchmarks/streaming_pipeline.py [--json OUT] [--packs 12] [--hidden 256]
+
+"ratio_to_stock" is the median over interleaved repeats of streaming time / stock time, wall clock of the slower stage.
+Also checks that both give the same gradients.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from packed_tree import VOCABULARY
+from transformers import Qwen3Config
+
+from gyre.training.config import ParallelConfig
+from gyre.training.megatron import parallel
+from gyre.training.megatron.pack import Pack
+from gyre.training.megatron.replica import Replica
+from gyre.training.pipeline import Pipeline, Stage
+from gyre.trajectory.microstep import Row
+
+STAGES = 2
+
+
+def make_packs(replica: Replica, count: int) -> list[Pack]:
+    """Packs of one row of 256–768 tokens, a third of them targets."""
+    rng = random.Random(0)
+    packs = []
+    for _ in range(count):
+        length = rng.randrange(256, 768)
+        targets = sorted(rng.sample(range(1, length), length // 3))
+        ids = [rng.randrange(VOCABULARY) for _ in range(length)]
+        row = Row(ids_T=ids, targets=targets, logprobs=[0.0] * len(targets), versions=[0] * len(targets))
+        packs.append(replica.pack([row]))
+    return packs
+
+
+def streaming(replica: Replica, stage: Stage, packs: list[Pack]) -> None:
+    pipeline: Pipeline[Pack] = Pipeline(stage, replica.forward)
+    for pack in packs:
+        pipeline.train(pack, pack.tokens, torch.sum)
+    pipeline.drain()
+
+
+def stock(replica: Replica, packs: list[Pack]) -> None:
+    # After gyre.training.megatron, which makes megatron importable without CUDA.
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    def step(iterator: Any, model: Any) -> Any:
+        # Three values: Megatron then leaves the sum as it is.
+        return model(next(iterator)), lambda output: (output.sum(), torch.tensor(1), {})
+
+    get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iter(packs),
+        model=[replica.ddp],
+        num_microbatches=len(packs),
+        seq_length=max(pack.tokens for pack in packs),
+        micro_batch_size=1,
+    )
+
+
+def run(rank: int, options: argparse.Namespace, directory: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{directory}/store", STAGES)
+    parallel.initialize(ParallelConfig(pipeline=STAGES), rank, "cell", store)
+    replica = Replica(f"{directory}/model")
+    config = replica.model.config
+    config.variable_seq_lengths = True
+    config.deallocate_pipeline_outputs = False
+    config.batch_p2p_comm = False
+    torch.manual_seed(rank)
+    with torch.no_grad():
+        for parameter in replica.model.parameters():
+            parameter.fill_(1.0) if parameter.dim() == 1 else parameter.normal_(0.0, 0.02)
+    packs = make_packs(replica, options.packs)
+    stage = Stage(parallel.pipeline_group(), options.hidden, torch.float32, replica.model.device)
+    ratios, gradients = [], []
+    for repeat in range(options.repeats + 1):
+        seconds = []
+        for name in ("streaming", "stock"):
+            replica.zero_gradients()
+            dist.barrier()
+            started = time.monotonic()
+            streaming(replica, stage, packs) if name == "streaming" else stock(replica, packs)
+            dist.barrier()
+            seconds.append(time.monotonic() - started)
+            if repeat == 0:
+                gradients.append(replica.snapshot_gradients()[0])
+        if repeat:
+            ratios.append(seconds[0] / seconds[1])
+    difference = float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
+    seen: list[Any] = [None] * STAGES
+    dist.all_gather_object(seen, difference)
+    if rank == 0:
+        result = {"ratio_to_stock": statistics.median(ratios), "ratios": ratios, "gradient_difference": max(seen)}
+        print(json.dumps(result, indent=2))
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--packs", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=options.hidden,
+            intermediate_size=3 * options.hidden,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.hidden // 64,
+            num_key_value_heads=max(1, options.hidden // 128),
+            head_dim=64,
+            tie_word_embeddings=False,
+        ).save_pretrained(f"{directory}/model")
+        multiprocessing.set_forkserver_preload(["gyre.training.megatron.replica"])
+        mp.start_processes(run, args=(options, directory), nprocs=STAGES, start_method="forkserver")
+
+
+if __name__ == "__main__":
+    main()
