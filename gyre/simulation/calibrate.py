@@ -23,21 +23,21 @@ from gyre.simulation.workload import WorkloadParams
 
 SCALES = {
     "median_h": 0.03,
+    "growth": 0.05,
     "sigma_query": 0.02,
     "sigma_execution": 0.02,
     "harness_limit_h": 0.1,
     "limit_follows_query": 0.1,
     "hard_query": 0.02,
-    "publication_s": 15.0,
     "update_s": 30.0,
-    "overall_limit_h": 0.1,
     "evaluation_h": 0.05,
     "load_share": 0.05,
     "work_node_h": 0.02,
+    "imbalance": 0.05,
 }
 """Fitted parameters and the finite-difference step of each."""
 
-LOWEST = {
+LOWEST = {"limit_follows_query": 0.0, "hard_query": 0.02, "update_s": 0.0, "imbalance": 0.0}
     "limit_follows_query": 0.0,
     "hard_query": 0.02,
     "overall_limit_h": 3.5,

@@ -15,7 +15,7 @@ from gyre.simulation.loaded import LoadedExecutions
 from gyre.simulation.rows import Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
-from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams
+from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams, training_nodes
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +62,8 @@ def simulate(
     async def main() -> None:
         clock = VirtualClock()
         drawn = Drawn(Workload(params, seed, config.N))
-        cells = SimCells(
-            clock, times or CellTimes(publication_s=params.publication_s, update_s=params.update_s), layout.cell_nodes
-        )
+        default = CellTimes(publication_s=params.publication_s, update_s=params.update_s)
+        cells = SimCells(clock, times or default, training_nodes(params, layout.cell_nodes))
 
         executions = LoadedExecutions(params, drawn.get)
         cells.on_admitting = lambda engines: executions.served_by(

@@ -7,42 +7,51 @@ evaluation before `overall_limit_h` and is then unresolved. Training work of a g
 """
 
 import math
+import statistics
 
 import msgspec
 import numpy as np
 
 HOUR = 3600.0
+RUN_GROUPS = 48 * 32
+"""Groups of the paper's runs."""
 
 
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults are calibrated: docs/calibration.md says what is the paper's and what was fitted."""
 
-    median_h: float = 1.70
-    """Median harness time at the reference load."""
-    sigma_query: float = 0.34
+    median_h: float = 1.753
+    """Median harness time at the reference load, in the middle of a 48-step run."""
+    growth: float = 0.26
+    """Log growth of harness time from the first to the last group of such a run."""
+    sigma_query: float = 0.364
     """Standard deviation of log harness time between queries."""
-    sigma_execution: float = 0.30
+    sigma_execution: float = 0.326
     """The same between the executions of a query."""
-    harness_limit_h: float = 2.9
+    harness_limit_h: float = 3.09
     """Harness budget of a median query."""
-    limit_follows_query: float = 0.5
+    limit_follows_query: float = 0.25
     """κ: the budget of a query that needs x times the median is x^κ times `harness_limit_h`."""
     overall_limit_h: float = 4.0
-    evaluation_h: float = 0.1
-    hard_query: float = 0.165
+    evaluation_h: float = 0.058
+    hard_query: float = 0.207
     """Share of queries that are hard to evaluate."""
-    hard_execution: float = 0.054
+    hard_execution: float = 0.042
     """Probability that an execution of such a query finds no valid evaluation."""
-    load_share: float = 0.3
+    load_share: float = 0.517
     """β: share of harness time at the reference load that scales with executions per node."""
     reference_load: float = 36.0
     """Executions per node (144 on four nodes)."""
-    work_node_h: float = 0.42
+    work_node_h: float = 0.405
     """Mean training work of a group in node-hours."""
+    imbalance: float = 0.2
+    """Coefficient of variation of the replicas' times inside a micro-step, for cells of several replicas."""
+    replica_nodes: int = 4
+    """Nodes of one model replica."""
     micro_steps: int = 4
     """Per group."""
-    publication_s: float = 40.0
-    update_s: float = 60.0
+    publication_s: float = 60.0
+    update_s: float = 30.0
     """One optimizer update with reduction, pipeline drain and broadcast: no cell trains meanwhile."""
 
 
@@ -72,7 +81,8 @@ class Workload:
         rng = np.random.default_rng((self._seed, group))
         shared = params.sigma_query * rng.standard_normal()
         own = params.sigma_execution * rng.standard_normal(self._members)
-        harness = params.median_h * HOUR * np.exp(shared + own)
+        drift = params.growth * (min(1.0, group / RUN_GROUPS) - 0.5)
+        harness = params.median_h * HOUR * np.exp(drift + shared + own)
         hard = rng.random() < params.hard_query
         unresolved = (rng.random(self._members) < params.hard_execution) & hard
         work = params.work_node_h * HOUR * float(harness.mean()) / self._mean_s
@@ -83,3 +93,14 @@ class Workload:
 def speed(params: WorkloadParams, load: float) -> float:
     """Progress per second of a harness phase, 1 at the reference load; `load` is running harnesses per node."""
     return 1.0 / (1.0 - params.load_share + params.load_share * load / params.reference_load)
+
+
+def training_nodes(params: WorkloadParams, nodes: float) -> float:
+    """Nodes that would do the work of a cell if nothing were lost to waiting inside it.
+
+    The replicas of one cell process a micro-step together and the slowest decides, while small cells claim micro-steps
+    one by one (paper §4.4). With n replicas the expected maximum of n normal variables (Blom's approximation) counts.
+    """
+    replicas = max(1.0, nodes / params.replica_nodes)
+    slowest = statistics.NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))
+    return nodes / (1.0 + params.imbalance * slowest)
