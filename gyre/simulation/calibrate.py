@@ -38,12 +38,6 @@ SCALES = {
 """Fitted parameters and the finite-difference step of each."""
 
 LOWEST = {"limit_follows_query": 0.0, "hard_query": 0.02, "update_s": 0.0, "imbalance": 0.0}
-    "limit_follows_query": 0.0,
-    "hard_query": 0.02,
-    "overall_limit_h": 3.5,
-    "publication_s": 10.0,
-    "update_s": 0.0,
-}
 HIGHEST = {"limit_follows_query": 1.0, "load_share": 0.9}
 
 STATISTICS = {
