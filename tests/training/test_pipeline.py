@@ -4,7 +4,6 @@ The ranks run many random schedules. At each pause point every rank waits for ev
 that it has posted: a message that only a later command would match runs into the group timeout and fails the test.
 """
 
-import multiprocessing
 import random
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from training_cases import rank_processes
 
 from gyre.training.pipeline import Pipeline, Stage
 
@@ -109,8 +109,7 @@ def wait_for_everything_posted(pipeline: Pipeline[torch.Tensor]) -> None:
 
 def test_streaming_equals_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    # The fork server imports torch once for all ranks.
-    multiprocessing.set_forkserver_preload(["gyre.training.pipeline"])
+    rank_processes()
     mp.start_processes(run_rank, args=(str(tmp_path / "store"),), nprocs=4, start_method="forkserver")
 
 

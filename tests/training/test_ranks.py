@@ -6,7 +6,6 @@ front of the leader is left out. All ranks are forked from a server that has imp
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from training_cases import make_executions, make_model, micro_step, trainer_config
+from training_cases import make_executions, make_model, micro_step, rank_processes, trainer_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
@@ -29,16 +28,16 @@ from gyre.transport.shm import ShmTransport
 
 CELLS = [
     ("qwen3-4-layers-tied", ParallelConfig(tensor=2, pipeline=2)),
-    ("qwen3-4-layers-tied", ParallelConfig(pipeline=4)),
-    ("llama-4-layers", ParallelConfig(tensor=2)),
+    ("llama-4-layers", ParallelConfig(pipeline=4)),
 ]
 NEVER_CLIP = ObjectiveConfig(clip_low=0.0, clip_high=1e9)
-SHAPES = [[30, 17, 8], [22], [12, 12], [9, 26], [40], [15, 15, 15]]
+SHAPES = [[30, 17, 8], [22], [12, 12], [9, 26], [40]]
 IDS = list(range(10, 40))
 
 
 def batches(model: PreTrainedModel) -> list[list[ExecutionRows]]:
-    return [make_executions(40 + step, model, SHAPES, raw=len(SHAPES)) for step in range(2)]
+    """More micro-steps than the pipeline has stages, then fewer."""
+    return [make_executions(40 + step, model, shapes, raw=5) for step, shapes in enumerate((SHAPES, SHAPES[:2]))]
 
 
 async def drive(service: worker.TrainerService, work: list[list[ExecutionRows]], directory: str) -> dict[str, Any]:
@@ -84,9 +83,7 @@ def run_rank(config: TrainerConfig, work: list[list[ExecutionRows]], directory: 
 @contextlib.contextmanager
 def cell(configs: list[TrainerConfig], *arguments: object) -> Iterator[list[BaseProcess]]:
     """The processes of one cell; ended when the block is left."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gyre.training.worker", "transformers.models.qwen3", "transformers.models.llama"])
-    processes = [context.Process(target=run_rank, args=(config, *arguments)) for config in configs]
+    processes = [rank_processes().Process(target=run_rank, args=(config, *arguments)) for config in configs]
     try:
         for process in processes:
             process.start()

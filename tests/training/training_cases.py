@@ -1,7 +1,9 @@
 """Tiny models, trainer configs and micro-steps for the tests of the training plane."""
 
 import itertools
+import multiprocessing
 import random
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
@@ -39,6 +41,16 @@ CONFIGS = {
     "llama-4-layers": LlamaConfig(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=False),
     "llama3-rope": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE),
 }
+
+
+def rank_processes() -> ForkServerContext:
+    """Where tests start training ranks as processes: forked from a server that has imported torch, megatron and
+    transformers once, which saves seconds a process. Every test must set it up alike: the server starts once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["gyre.training.worker", "transformers.models.qwen3.modeling_qwen3", "transformers.models.llama.modeling_llama"]
+    )
+    return context
 
 
 def make_model(name: str, directory: Path) -> PreTrainedModel:
