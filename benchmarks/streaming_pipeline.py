@@ -9,7 +9,6 @@ Also checks that both give the same gradients.
 import argparse
 import json
 import multiprocessing
-import os
 import random
 import statistics
 import tempfile
@@ -72,7 +71,6 @@ def stock(replica: Replica, packs: list[Pack]) -> None:
 
 
 def run(rank: int, options: argparse.Namespace, directory: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(f"{directory}/store", STAGES)
     parallel.initialize(ParallelConfig(pipeline=STAGES), rank, "cell", store)

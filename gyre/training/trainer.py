@@ -51,7 +51,8 @@ class MegatronTrainer:
         self._announce = announce
         self._core = config.cell == 0
         store = connect_store(config.store, STORE_TIMEOUT_S)
-        parallel.initialize(config.parallel, config.rank, f"cell/{config.cell}/{config.incarnation}", store)
+        name = f"cell/{config.cell}/{config.incarnation}"
+        parallel.initialize(config.parallel, config.rank, name, store, config.host)
         self._groups = PrefixGroups(store, config.cell, config.rank, config.host, config.group_timeout_s)
         self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes)
         self._adam = Adam(self._replica, config.optimizer) if self._core else None

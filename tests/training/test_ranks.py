@@ -6,7 +6,6 @@ front of the leader is left out. All ranks are forked from a server that has imp
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -68,7 +67,6 @@ async def drive(service: worker.TrainerService, work: list[list[ExecutionRows]],
 
 
 def run_rank(config: TrainerConfig, work: list[list[ExecutionRows]], directory: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if config.rank > 0:
         worker.follow(config, lambda: None)
 
