@@ -53,11 +53,10 @@ OVERALL_TIMEOUTS = 0.0087
 
 
 def statistics(stats: RunStats) -> dict[str, float]:
-    groups = len(stats.group_hours)
     return {
         "mean_h": stats.execution_hours / stats.executions,
-        "query_max_h": sum(stats.group_hours) / groups,
-        "queries_4h": sum(hours >= 4 for hours in stats.group_hours) / groups,
+        "query_max_h": stats.group_hours / stats.groups,
+        "queries_4h": stats.long_groups / stats.groups,
         "timeouts": stats.causes.get("harness_timeout", 0) / stats.executions,
         "overall": stats.causes.get("overall_timeout", 0) / stats.executions,
     }

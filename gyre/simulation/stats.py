@@ -15,7 +15,11 @@ class RunStats:
         self.executions = 0
         self.execution_hours = 0.0
         self.causes: dict[str, int] = {}
-        self.group_hours: list[float] = []
+        self.groups = 0
+        self.group_hours = 0.0
+        """Sum of the longest execution of each ready group."""
+        self.long_groups = 0
+        """Groups whose longest execution took at least four hours."""
         self._longest: dict[int, float] = {}
 
     def read(self, event: Event) -> None:
@@ -26,7 +30,10 @@ class RunStats:
                 self.causes[event.cause] = self.causes.get(event.cause, 0) + 1
                 self._longest[event.group] = max(self._longest.get(event.group, 0.0), event.seconds / HOUR)
             case GroupReady():
-                self.group_hours.append(self._longest.pop(event.group))
+                longest = self._longest.pop(event.group)
+                self.groups += 1
+                self.group_hours += longest
+                self.long_groups += longest >= 4.0
             case StepDone():
                 self.step_ends.append(event.t / HOUR)
                 self.staleness.append(event.staleness)
