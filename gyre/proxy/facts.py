@@ -7,21 +7,22 @@ from typing import Any
 import msgspec
 
 from gyre.proxy.dialects.base import WireRequest
-from gyre.trajectory.roles import CallFacts
+from gyre.trajectory.roles import CallFacts, RoleMarkers, is_canned
 
 _MAX_JSON = 16_384
 
 
-def call_facts(wire: WireRequest, main_system: str) -> CallFacts:
+def call_facts(wire: WireRequest, main_system: str, markers: RoleMarkers) -> CallFacts:
     """`main_system` is the system prompt of the execution's first main call, or ""."""
     facts, conversation = wire.facts, wire.conversation
     users = [message.text for message in conversation.messages if message.role == "user"]
+    before = takewhile(lambda m: m.role != "assistant" or is_canned(markers, m.text), conversation.messages)
     return CallFacts(
         model=facts.model,
         headers=facts.headers,
         metadata={**_flat(facts.headers), **_flat(facts.metadata)},
         system=system_text(wire),
-        first_user=users[0] if users else "",
+        first_user="\n".join(message.text for message in before if message.role == "user"),
         last_user=users[-1] if users else "",
         tools=len(conversation.tools),
         stream=facts.stream,

@@ -64,7 +64,7 @@ class Session:
         nothing, when it cannot be served."""
         if self.closed:
             raise CallError(Fault.CLOSED, "This execution has ended; its session serves no more calls.")
-        kind = classify(self._markers, call_facts(wire, self._main_system))
+        kind = self._classify(wire)
         key = _identity(wire, kind)
         known = self._calls.get(key)
         if known is not None:
@@ -89,7 +89,7 @@ class Session:
 
     def count_tokens(self, wire: WireRequest) -> int:
         """Prompt tokens of the call that this request would be."""
-        return len(self._prepare(wire, classify(self._markers, call_facts(wire, self._main_system))).input_ids)
+        return len(self._prepare(wire, self._classify(wire)).input_ids)
 
     async def close(self) -> SessionSummary:
         """Serves no call from now on; running ones become orphans. Returns when every record is stored. Idempotent."""
@@ -109,6 +109,9 @@ class Session:
             drift=dict(self._drift),
             max_staleness_versions=max(self._versions, default=0) - min(self._versions, default=0),
         )
+
+    def _classify(self, wire: WireRequest) -> Classification:
+        return classify(self._markers, call_facts(wire, self._main_system, self._markers))
 
     def _prepare(self, wire: WireRequest, kind: Classification) -> PreparedCall:
         try:

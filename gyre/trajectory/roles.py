@@ -50,6 +50,7 @@ class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Flat metadata of body or headers (Codex turn metadata, for instance), values as text."""
     system: str = ""
     first_user: str = ""
+    """User text before the first turn that the harness did not write itself: the task of this agent."""
     last_user: str = ""
     tools: int = 0
     """Number of tools offered."""

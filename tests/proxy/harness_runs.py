@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from proxy_app import App, running_app
-from proxy_fakes import ScriptedEngine
+from proxy_fakes import ScriptedEngine, tool_call
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,17 +22,41 @@ from gyre.harnesses import HarnessProfile, load_profile, prefix_of, prepare
 from gyre.harnesses.launch import SANDBOX_PREFIX
 from gyre.trajectory.tree import TrajectoryTree
 
-Rules = dict[str, str]
-"""Text in the newest turn of the prompt → what the policy says. The first that fits counts."""
+CLAUDE = ["claude_code", "claude_code_328"]
+OPENCODE = ["opencode", "opencode_messages"]
+PI = ["pi", "pi_messages", "pi_responses"]
+EVERY = [*CLAUDE, "codex", "qwen_code", *OPENCODE, *PI, "mini_swe_agent"]
+
+Rules = dict[str, str | Callable[[str], str]]
+"""Text in the newest turn of the prompt → what the policy says, or a function of the whole prompt; the first that fits
+counts."""
 
 
-def installed(name: str, **changes: dict[str, str]) -> HarnessProfile:
-    """The profile with `env=` or `files=` entries changed; skips the test when the harness is not installed."""
+def installed(name: str, *, argv: list[str] | None = None, **changes: dict[str, str]) -> HarnessProfile:
+    """The profile with arguments added and `env=` or `files=` entries changed; skips the test when the harness is not
+    installed."""
     profile = load_profile(name)
     if not prefix_of(profile).exists():
         pytest.skip(f"{name} is not installed; run: gyre setup {name}")
     merged = {table: {**getattr(profile, table), **entries} for table, entries in changes.items()}
-    return msgspec.structs.replace(profile, **merged)
+    return msgspec.structs.replace(profile, argv=[*profile.argv, *(argv or [])], **merged)
+
+
+def shell(name: str, command: str) -> str:
+    """A call of the harness's own shell tool."""
+    if name == "codex":
+        return call("exec_command", cmd=command)
+    if name in CLAUDE:
+        return call("Bash", command=command)
+    if name in OPENCODE:
+        return call("bash", command=command, description="A step")
+    if name == "qwen_code":
+        return call("run_shell_command", command=command, is_background=False)
+    return call("bash", command=command)
+
+
+def call(tool: str, **arguments: Any) -> str:
+    return tool_call(tool, msgspec.json.encode(arguments).decode())
 
 
 def says(rules: Rules) -> Callable[[str], str]:
@@ -40,7 +64,7 @@ def says(rules: Rules) -> Callable[[str], str]:
         newest = prompt.rsplit("<|im_start|>user", 1)[-1].rsplit("<|im_start|>assistant", 1)[0]
         for marker, text in rules.items():
             if marker in newest:
-                return text
+                return text if isinstance(text, str) else text(prompt)
         raise AssertionError(f"the script has no answer to: {newest[-3000:]}")
 
     return answer

@@ -3,30 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from harness_runs import Faults, Hold, Rules, chain, harness, installed, leaves, proxy_for, run
-from proxy_fakes import tool_call, until
+from harness_runs import EVERY, OPENCODE, Faults, Hold, Rules, chain, harness, installed, leaves, proxy_for, run, shell
+from proxy_fakes import until
 
 pytestmark = pytest.mark.harness
-
-CLAUDE = ["claude_code", "claude_code_328"]
-OPENCODE = ["opencode", "opencode_messages"]
-PI = ["pi", "pi_messages", "pi_responses"]
-EVERY = [*CLAUDE, "codex", "qwen_code", *OPENCODE, *PI, "mini_swe_agent"]
-
-
-def shell(name: str, command: str) -> str:
-    """A call of the harness's own shell tool."""
-    if name == "codex":
-        return tool_call("exec_command", msgspec.json.encode({"cmd": command}).decode())
-    tool = "Bash" if name in CLAUDE else "run_shell_command" if name == "qwen_code" else "bash"
-    arguments: dict[str, Any] = {"command": command}
-    if name == "qwen_code":
-        arguments["is_background"] = False
-    if name in OPENCODE:
-        arguments["description"] = "A step"
-    return tool_call(tool, msgspec.json.encode(arguments).decode())
 
 
 def steps(name: str) -> Rules:

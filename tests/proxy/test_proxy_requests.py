@@ -10,6 +10,7 @@ from gyre.proxy.dialects.base import ToolForm, WireRequest
 from gyre.proxy.errors import CallError
 from gyre.proxy.facts import call_facts
 from gyre.trajectory.conversation import Message, ToolCall
+from gyre.trajectory.roles import RoleMarkers
 
 
 def read(dialect: str, body: dict[str, Any] | bytes, **headers: str) -> WireRequest:
@@ -60,7 +61,7 @@ def test_anthropic_history_becomes_canonical() -> None:
         Message(role="user", text="reminder"),
     ]
     assert [tool.name for tool in wire.conversation.tools] == ["Bash"]
-    assert "cc_is_subagent=true" in call_facts(wire, "").system
+    assert "cc_is_subagent=true" in call_facts(wire, "", RoleMarkers()).system
     assert (wire.facts.stream, wire.facts.max_tokens) == (False, None)
 
 
@@ -154,10 +155,17 @@ def test_facts_flatten_nested_metadata_and_hide_credentials() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "metadata": {"user_id": '{"session_id":"s1"}', "n": 3}}
     turn = '{"request_kind":"compaction","window_number":2}'
     wire = read("anthropic", body, X_Api_Key="secret", Authorization="Bearer secret", X_Codex_Turn_Metadata=turn)
-    facts = call_facts(wire, "main")
+    facts = call_facts(wire, "main", RoleMarkers())
     assert (facts.metadata["session_id"], facts.metadata["n"]) == ("s1", "3")
     assert facts.metadata["request_kind"] == "compaction"
     assert "secret" not in str(facts)
+
+
+def test_the_task_of_an_agent_is_what_comes_before_its_first_own_turn() -> None:
+    turns = [("user", "Setup."), ("assistant", "Got it."), ("user", "Task."), ("assistant", "Yes."), ("user", "More.")]
+    wire = read("chat", {"messages": [{"role": role, "content": text} for role, text in turns]})
+    assert call_facts(wire, "", RoleMarkers(canned_assistant=["Got it."])).first_user == "Setup.\nTask."
+    assert call_facts(wire, "", RoleMarkers()).first_user == "Setup."
 
 
 DEEP = b"[" * 5000 + b"]" * 5000
