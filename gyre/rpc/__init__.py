@@ -15,7 +15,7 @@ import os
 # gRPC's C core prints a line for every closed connection; the callers' typed errors say it better. Read at its import.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from gyre.rpc.client import Connection, connect  # noqa: E402
-from gyre.rpc.server import Server, serve  # noqa: E402
+from gyre.rpc.client import Connection, connect
+from gyre.rpc.server import Server, serve
 
 __all__ = ["Connection", "Server", "connect", "serve"]
