@@ -58,7 +58,7 @@ def work_bound(params: WorkloadParams, row: Row, seed: int, steps: int = 12) -> 
         draw = workload.draw(group)
         work += draw.work
         for harness, unresolved in zip(draw.harness_s, draw.unresolved, strict=True):
-            scored = min(harness, draw.limit_s) + params.evaluation_h * HOUR
+            scored = min(harness, params.harness_limit_h * HOUR) + params.evaluation_h * HOUR
             slot_seconds += params.overall_limit_h * HOUR if unresolved else scored
     nodes = row.cells * row.nodes + row.pool_nodes
     return (slot_seconds / params.reference_load + work) / nodes / HOUR

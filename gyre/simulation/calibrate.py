@@ -27,7 +27,6 @@ SCALES = {
     "sigma_query": 0.02,
     "sigma_execution": 0.02,
     "harness_limit_h": 0.1,
-    "limit_follows_query": 0.1,
     "hard_query": 0.02,
     "update_s": 30.0,
     "evaluation_h": 0.05,
@@ -37,8 +36,8 @@ SCALES = {
 }
 """Fitted parameters and the finite-difference step of each."""
 
-LOWEST = {"limit_follows_query": 0.0, "hard_query": 0.02, "update_s": 0.0, "imbalance": 0.0}
-HIGHEST = {"limit_follows_query": 1.0, "load_share": 0.9}
+LOWEST = {"hard_query": 0.02, "update_s": 0.0, "imbalance": 0.0}
+HIGHEST = {"load_share": 0.9}
 
 STATISTICS = {
     "mean_h": (1.93, 0.01),

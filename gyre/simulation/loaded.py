@@ -54,7 +54,7 @@ class LoadedExecutions:
         self._advance()
         self._sequence += 1
         heapq.heappush(self._ends, (self._progress + draw.harness_s[ticket.member], self._sequence, phase))
-        heapq.heappush(self._limits, (started + draw.limit_s, self._sequence, phase))
+        heapq.heappush(self._limits, (started + params.harness_limit_h * HOUR, self._sequence, phase))
         self._running += 1
         self._changed()
         try:

@@ -26,9 +26,7 @@ def ends(hours: list[float], starts: list[float], nodes: float, unresolved: bool
 
     async def main() -> list[tuple[float, str]]:
         loop = asyncio.get_running_loop()
-        executions = LoadedExecutions(
-            PARAMS, lambda group: GroupDraw([hours[group] * HOUR], 3.0 * HOUR, [unresolved], 1.0)
-        )
+        executions = LoadedExecutions(PARAMS, lambda group: GroupDraw([hours[group] * HOUR], [unresolved], 1.0))
         executions.served_by(nodes)
 
         async def one(group: int) -> tuple[float, str]:

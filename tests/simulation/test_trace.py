@@ -44,7 +44,7 @@ def check(trace: Trace, name: str, steps: int) -> None:
     assert ours.staleness_per_step == theirs["staleness"]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ["A0", "A3", "C0", "C1", "C2", "E0", "E1", "E2"])
 def test_paper_scale_rows_agree_with_the_reference(name):
     rng = random.Random(7)
     dur = [[min(4.2, rng.lognormvariate(0.5, 0.4)) for _ in range(16)] for _ in range(240)]
