@@ -31,9 +31,9 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     harness_limit_h: float = 3.45
     overall_limit_h: float = 4.0
     evaluation_h: float = 0.05
-    hard_query: float = 0.235
+    hard_query: float = 0.1624
     """Share of queries that are hard to evaluate."""
-    hard_execution: float = 0.037
+    hard_execution: float = 0.0536
     """Probability that an execution of such a query finds no valid evaluation."""
     load_share: float = 0.53
     """β: share of harness time at the reference load that scales with executions per node."""
