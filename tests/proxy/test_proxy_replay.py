@@ -16,24 +16,8 @@ from gyre.trajectory.roles import RoleMarkers
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 TOOL = {"name": "Bash", "description": "d", "input_schema": {"type": "object"}}
 
-# Harnesses without a profile of their own yet.
-MARKERS = {
-    "codex": RoleMarkers(
-        sub_agent_headers=["x-openai-subagent", "x-codex-parent-thread-id"],
-        agent_id_headers=["thread-id"],
-        summary_metadata={"request_kind": "compaction"},
-    ),
-    "qwen": RoleMarkers(
-        sub_agent_by_system=True,
-        summary_toolless_user=["First, reason in your scratchpad"],
-        auxiliary_system=["You are now acting as the managed memory extraction subagent"],
-        canned_assistant=["Got it. Thanks for the context!"],
-    ),
-    "opencode": RoleMarkers(
-        sub_agent_headers=["x-parent-session-id"], agent_id_headers=["x-session-id"], auxiliary_models=["small-model"]
-    ),
-    "pi": RoleMarkers(summary_toolless_user=["<conversation>"]),
-}
+PROFILES = {"claude": "claude_code", "mini": "mini_swe_agent", "qwen": "qwen_code"}
+PROFILES |= {"oca": "opencode", "ocr": "opencode", "pir": "pi"}
 
 
 def message_events(text: str, *blocks: dict[str, Any], end: bool = True) -> list[dict[str, Any]]:
@@ -117,10 +101,8 @@ async def replayed(name: str, tokenizer: Any) -> ReplayReport:
     if not path.is_file():
         pytest.skip(f"{path} is not on this machine")
     family = name.removeprefix("probe_").partition("_")[0].rstrip("0123456789")
-    family = {"oca": "opencode", "ocr": "opencode", "pir": "pi"}.get(family, family)
-    profiles = {"claude": "claude_code", "mini": "mini_swe_agent"}
-    markers = load_profile(profiles[family]).markers if family in profiles else MARKERS[family]
-    return await replay(read_trace(path), tokenizer, markers, {"small-model": "A title"})
+    profile = load_profile(PROFILES.get(family, family))
+    return await replay(read_trace(path), tokenizer, profile.markers, profile.canned_answers)
 
 
 async def test_T01_every_shared_trace_keeps_its_tokens(proxy_tokenizer: Any) -> None:
