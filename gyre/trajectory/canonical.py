@@ -60,6 +60,17 @@ def canonical_turn(message: Message) -> str:
     return json.dumps([message.text.strip(), calls], ensure_ascii=False)
 
 
+def without_blank_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Without assistant messages that say nothing: opencode leaves one behind for a stream that was cut."""
+    if all(_says_something(message) for message in messages):
+        return messages
+    return tuple(message for message in messages if _says_something(message))
+
+
+def _says_something(message: Message) -> bool:
+    return message.role != "assistant" or bool(message.tool_calls or message.text.strip() or message.reasoning.strip())
+
+
 def same_context(stored: Message, incoming: Message) -> bool:
     """Whether a message that the policy did not emit (system, user, tool, foreign assistant) is unchanged."""
     if stored == incoming:

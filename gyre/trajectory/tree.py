@@ -12,6 +12,7 @@ import msgspec
 
 from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord, FinishReason, RoleClass
+from gyre.trajectory.canonical import without_blank_turns
 from gyre.trajectory.conversation import Conversation, Message
 from gyre.trajectory.history import History, Match
 from gyre.trajectory.node import Node, RecentPaths, as_tokens, longest_prefix, make_node, path_tokens
@@ -162,6 +163,9 @@ class TrajectoryTree:
         A conversation that continues a recorded turn gets that turn's path, token for token, and only its new messages
         are encoded. Otherwise the whole is rendered. Raises RenderError when the template fails."""
         renderer = self._require_renderer()
+        messages = without_blank_turns(conversation.messages)
+        if messages is not conversation.messages:
+            conversation = msgspec.structs.replace(conversation, messages=messages)
         match = self._history.match(conversation)
         flags: set[str] = set()
         at: Node | None = None

@@ -72,7 +72,7 @@ def says(rules: Rules, unscripted: list[str]) -> Callable[[str], str]:
 
 
 class Hold:
-    """Makes the engine stop inside its n-th answer (from 1), after ten tokens, until the call is cancelled."""
+    """Makes the engine stop inside its n-th answer (from 1), after twenty tokens, until the call is cancelled."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -80,7 +80,7 @@ class Hold:
 
     def on(self, engine: ScriptedEngine) -> None:
         async def step(done: int) -> None:
-            if len(engine.requests) == self._number and done >= 10:
+            if len(engine.requests) == self._number and done >= 20:
                 self.reached.set()
                 await asyncio.Event().wait()
 
@@ -89,7 +89,7 @@ class Hold:
 
 class Faults:
     """Between harness and proxy. By number of a model request (from 1): an error answer with `retry-after: 1`, or an
-    answer whose first bytes go out and whose connection is cut when the given event happens."""
+    answer of which three pieces go out and whose connection is cut when the given event happens."""
 
     def __init__(self, *, errors: dict[int, int] | None = None, cuts: dict[int, asyncio.Event] | None = None) -> None:
         self._errors = errors or {}
@@ -112,11 +112,13 @@ class Faults:
             answer = Response(body, self._errors[self.requests], {"retry-after": "1"}, media_type="application/json")
             await answer(scope, receive, send)
             return
-        cut = self._cuts.get(self.requests)
+        cut, pieces = self._cuts.get(self.requests), 0
 
         async def cutting(message: Message) -> None:
+            nonlocal pieces
             await send(message)
-            if cut is not None and message["type"] == "http.response.body":
+            pieces += message["type"] == "http.response.body"
+            if cut is not None and pieces == 3:
                 await cut.wait()
                 raise _Cut
 

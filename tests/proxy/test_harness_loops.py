@@ -13,7 +13,12 @@ pytestmark = pytest.mark.harness
 def steps(name: str) -> Rules:
     """Three turns: one call, two calls at once, the end. Outputs differ from the commands, which some tools echo."""
     end = shell(name, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT") if name == "mini_swe_agent" else ""
-    two = "Both.\n" + shell(name, "printf 'two%s' -ok > two.txt; cat two.txt") + "\n" + shell(name, "echo three")
+    two = (
+        "Now both of them at once.\n"
+        + shell(name, "printf 'two%s' -ok > two.txt; cat two.txt")
+        + "\n"
+        + shell(name, "echo three")
+    )
     return {
         "two-ok": "All is done.\n" + end,
         "one-ok": two,
@@ -39,7 +44,7 @@ async def test_cut_stream_is_sampled_anew_and_leaves_an_orphan(proxy_tokenizer: 
     app = await run(proxy_tokenizer, installed(name), tmp_path, steps(name), hold=hold, wrap=faults.around)
     assert (tmp_path / "workspace" / "two.txt").read_text() == "two-ok"
     orphans = [record for record in app.sink.records if "orphan" in record.flags]
-    assert [(record.trainable, len(record.output_ids)) for record in orphans] == [(False, 10)]
+    assert [(record.trainable, len(record.output_ids)) for record in orphans] == [(False, 20)]
     chain(app, [record for record in app.sink.records if "orphan" not in record.flags])
     assert leaves(app) == {"main": 1}
 

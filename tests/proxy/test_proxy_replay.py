@@ -125,6 +125,7 @@ async def test_T01_every_shared_trace_keeps_its_tokens(proxy_tokenizer: Any) -> 
         ("claude328_b_subagents", {"main": 1, "sub-agent": 2}),
         ("codex_subagents", {"main": 1, "sub-agent": 2}),
         ("opencode_chat_subagents", {"main": 1, "sub-agent": 2}),
+        ("opencode_chat_f_drop", {"main": 1}),
         ("pi_chat_f_400", {"main": 2, "main-summary": 1}),
     ],
 )

@@ -211,6 +211,16 @@ def test_a_foreign_turn_is_context_and_does_not_break_the_path(tree, policy):
     assert again.parent == record.call_id
 
 
+def test_an_empty_turn_left_by_a_cut_stream_does_not_break_the_path(tree, policy):
+    conversation = turn_by_turn(policy, 1)
+    debris = Message(role="assistant", text=" ")
+    record, emitted = policy.ask(conversation, "fine")
+    later = (*conversation.messages, debris, emitted, user("more"))
+    again, _ = policy.ask(Conversation(later, TOOLS), "sure")
+    assert (again.parent, again.prefix_len) == (record.call_id, len(tree.path_ids(record.call_id)))
+    assert again.flags == []
+
+
 def test_a_partial_turn_branches_inside_the_emitted_one(tree, policy):
     calls = (("Bash", {"command": "a"}), ("Bash", {"command": "b"}))
     first, emitted = policy.ask(Conversation(HEAD, TOOLS), answer_text("", calls))
