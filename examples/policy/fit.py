@@ -3,28 +3,25 @@
     python examples/policy/capture.py                      # once: how the harnesses present a job
     python examples/policy/fit.py [--steps N] [--out DIR]
 
-Cross-entropy on the tokens that the agent samples. First with prompts of a few words, where a step is cheap and the
-policy learns to copy; then in the harnesses' own prompts. All demonstrations of a step share their first tokens, which
-are computed once and broadcast. One seed, one thread: equal inputs give equal weights on one machine.
+Cross-entropy on the tokens that the agent samples, in demonstrations of the example tasks. First with prompts of a few
+words, where a step is cheap; then in the harnesses' own prompts. All demonstrations of a step share their first tokens,
+which are computed once and broadcast. One seed, one thread: equal inputs give equal weights on one machine.
 """
 
 import argparse
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import torch
 from capture import CAPTURED, PROBES, Captured
 from demonstrations import (
-    COUNTS,
     TASKS,
     Frame,
     Habits,
-    Job,
-    actions,
     captured_frame,
     demonstration,
     example_job,
@@ -39,16 +36,14 @@ from gyre.trajectory.conversation import Conversation
 from gyre.trajectory.render import ChatRenderer
 
 SEED = 0
+STEPS = 500
 BATCH = 8
-MATRIX_LR = 0.02
-OTHER_LR = 3e-3
+LEARNING_RATE = 3e-3
 VOCABULARY = 4096
 SHARPNESS = 1.6
 """Initial query and key norms."""
-EXAMPLE_SHARE = 0.2
-"""Of the demonstrations; the others are random jobs."""
 EAGER = Habits(go_on=0.9)
-"""Habits in the first part: longer conversations, so more to copy."""
+"""Habits in the first part: longer conversations, so more to learn from each."""
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Shared first ids [1, P]; the remaining ids [N, T]; their next-token targets [N, T], −100 for context."""
@@ -88,7 +83,6 @@ class Fit:
         self.tokenizer = trained_tokenizer(self._vocabulary_sample(3000), VOCABULARY)
         self.renderer = ChatRenderer(self.tokenizer, "qwen3", thinking=False)
         torch.manual_seed(SEED)
-        self.torch_rng = torch.Generator().manual_seed(SEED)
         self.model = new_model(self.tokenizer)
 
     def _vocabulary_sample(self, count: int) -> Iterator[Conversation]:
@@ -96,36 +90,13 @@ class Fit:
             frame = short_frame(self.rng) if index % 20 else prompted(self.rng.choice(self.frames), self.rng)
             yield demonstration(job(self.rng), EAGER, frame, self.rng)
 
-    def repeats(self) -> Batch:
-        """Random tokens said twice: all that is to be learnt is to look back and copy."""
-        length = self.rng.randint(16, 48)
-        said = torch.randint(0, self.tokenizer.vocab_size, (2 * BATCH, length), generator=self.torch_rng)
-        twice = torch.cat([said, said], 1)
-        targets = torch.nn.functional.pad(twice[:, length:], (length - 1, 1), value=-100)
-        return twice[:1, :0], twice, targets
-
-    def plain(self, counts: Sequence[int]) -> Batch:
-        """Jobs and their commands without any conversation around: the same copying in a fifth of the tokens."""
-        rows = []
-        for _ in range(4 * BATCH):
-            drawn = self._job(counts)
-            steps = list(actions(drawn, Habits(go_on=1.0), self.rng))
-            told = drawn.instruction + (steps.pop(0).output if drawn.look else "")
-            context = self.tokenizer.encode(told, add_special_tokens=False)
-            ids = self.tokenizer.encode(told + "".join(f"{step.command}\n" for step in steps), add_special_tokens=False)
-            rows.append((ids, [at >= len(context) for at in range(len(ids))]))
-        return self._padded(rows, 0)
-
-    def batch(self, frame: Frame, habits: Habits, counts: Sequence[int] = COUNTS) -> Batch:
+    def batch(self, frame: Frame, habits: Habits) -> Batch:
         """Demonstrations that all have one frame."""
         rows = []
         for _ in range(BATCH):
-            told = demonstration(self._job(counts), habits, frame, self.rng)
+            told = demonstration(self.rng.choice(self.examples), habits, frame, self.rng)
             rows.append(tokens(told, self.renderer, self.tokenizer))
         return self._padded(rows, _shared([ids for ids, _ in rows]))
-
-    def _job(self, counts: Sequence[int]) -> Job:
-        return self.rng.choice(self.examples) if self.rng.random() < EXAMPLE_SHARE else job(self.rng, counts)
 
     def _padded(self, rows: list[tuple[list[int], list[bool]]], shared: int) -> Batch:
         width = max(len(ids) for ids, _ in rows) - shared
@@ -137,62 +108,43 @@ class Fit:
             targets[row, : len(following)] = torch.tensor(following)
         return torch.tensor([rows[0][0][:shared]], dtype=torch.long), rest, targets
 
-    def loss(self, batch: Batch, context_weight: float) -> tuple[torch.Tensor, float]:
-        """The loss to minimise and the mean cross-entropy of sampled tokens. `context_weight` also rewards predicting
-        the context, whose repeated names teach copying."""
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean cross-entropy of the sampled tokens."""
         first, rest, targets = batch
         cache = DynamicCache()
-        if first.shape[1]:
-            self.model.model(first, past_key_values=cache)
-            for layer in cache.layers:
-                layer.keys = layer.keys.expand(len(rest), -1, -1, -1)
-                layer.values = layer.values.expand(len(rest), -1, -1, -1)
+        self.model.model(first, past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys = layer.keys.expand(len(rest), -1, -1, -1)
+            layer.values = layer.values.expand(len(rest), -1, -1, -1)
         positions = torch.arange(first.shape[1], first.shape[1] + rest.shape[1])[None]
         hidden = self.model.model(rest, past_key_values=cache, position_ids=positions).last_hidden_state
         own = targets != -100
-        loss = _cross_entropy(self.model, hidden, targets, own)
-        plain = loss.item()
-        if context_weight:
-            following = torch.nn.functional.pad(rest[:, 1:], (0, 1), value=self.tokenizer.pad_token_id)
-            context = ~own & (following != self.tokenizer.pad_token_id)
-            loss = loss + context_weight * _cross_entropy(self.model, hidden, following, context)
-        return loss, plain
+        return torch.nn.functional.cross_entropy(self.model.lm_head(hidden[own]), targets[own])
 
     def run(self, steps: int) -> None:
-        matrices = [
-            weight for name, weight in self.model.named_parameters() if weight.ndim == 2 and "embed" not in name
-        ]
-        others = [weight for name, weight in self.model.named_parameters() if weight.ndim != 2 or "embed" in name]
-        optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.01), MATRIX_LR),
-            (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), OTHER_LR),
-        ]
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
         started, average = time.monotonic(), None
         for step in range(steps):
             part = step / steps
             pace = min(1.0, (step + 1) / 30, 0.02 + 0.98 * math.cos(math.pi / 2 * part) ** 2)
-            for optimizer, peak in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = peak * pace
-            loss, plain = self.loss(self._batch(part), 0.3 if part < 0.3 else 0.0)
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * pace
+            loss = self.loss(self._batch(part))
             self.model.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            for optimizer, _ in optimizers:
-                optimizer.step()
-            average = plain if average is None else 0.95 * average + 0.05 * plain
+            optimizer.step()
+            average = loss.item() if average is None else 0.95 * average + 0.05 * loss.item()
             if step % 50 == 49 or step == steps - 1:
                 print(f"step {step + 1}/{steps}  loss {average:.4f}  {time.monotonic() - started:.0f} s", flush=True)
 
     def _batch(self, part: float) -> Batch:
         """What is learnt when `part` of all steps is done."""
-        if part < 0.05:
-            return self.repeats()
-        if part < 0.6:
-            return self.plain((1,) if part < 0.1 else (1, 2, 3) if part < 0.3 else COUNTS)
-        if part < 0.85:
-            return self.batch(short_frame(self.rng), EAGER if part < 0.7 else Habits())
-        return self.batch(prompted(self.rng.choice(self.frames), self.rng), Habits())
+        if part < 0.35:
+            return self.batch(short_frame(self.rng), EAGER if part < 0.2 else Habits())
+        return self.batch(
+            prompted(self.rng.choice(self.frames), self.rng), Habits(go_on=0.7) if part < 0.6 else Habits()
+        )
 
 
 def _shared(rows: list[list[int]]) -> int:
@@ -201,15 +153,9 @@ def _shared(rows: list[list[int]]) -> int:
     return next(at for at in range(min(len(low), len(high))) if low[at] != high[at])
 
 
-def _cross_entropy(
-    model: Qwen3ForCausalLM, hidden: torch.Tensor, targets: torch.Tensor, where: torch.Tensor
-) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[where]), targets[where])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the tiny policy.")
-    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny")
     options = parser.parse_args()
     torch.set_num_threads(1)
