@@ -22,7 +22,7 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     median_h: float = 1.77
     """Median harness time at the reference load, in the middle of a 48-step run."""
-    growth: float = 0.31
+    growth: float = 0.25
     """Log growth of harness time from the first to the last group of such a run."""
     sigma_query: float = 0.36
     """Standard deviation of log harness time between queries."""
@@ -39,7 +39,7 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """β: share of harness time at the reference load that scales with executions per node."""
     reference_load: float = 36.0
     """Executions per node (144 on four nodes)."""
-    work_node_h: float = 0.387
+    work_node_h: float = 0.392
     """Mean training work of a group in node-hours."""
     imbalance: float = 0.28
     """Coefficient of variation of the replicas' times inside a micro-step, for cells of several replicas."""
