@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -90,14 +91,19 @@ class App:
 
 
 @contextlib.asynccontextmanager
-async def running_app(tokenizer: Any, answer: Callable[[str], str], **settings: Any) -> AsyncIterator[App]:
-    """An app with one open session, g0-0, and every engine admitting."""
+async def running_app(
+    tokenizer: Any, answer: Callable[[str], str], *, unix: Path | None = None, **settings: Any
+) -> AsyncIterator[App]:
+    """An app with one open session, g0-0, and every engine admitting; it also listens on `unix`."""
     defaults = {
         "cells": 1, "keepalive_s": 5.0, "max_context": 100_000, "running": 8, "coalesce_s": 0.0, "hold_s": 5.0,
     }  # fmt: skip
     app = App(tokenizer, answer, **{**defaults, **settings})
     listener = bind(socket.AF_INET, ("127.0.0.1", 0))
-    async with serve_http(app.asgi, [listener]):
+    sockets = [listener] if unix is None else [listener, bind(socket.AF_UNIX, str(unix))]
+    if unix is not None:
+        unix.chmod(0o666)
+    async with serve_http(app.asgi, sockets):
         app.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app.access = await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake"))
         app.router.set_routes([app.route(cell) for cell in app.engines])
