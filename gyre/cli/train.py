@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from gyre.cli.progress import Progress
 from gyre.cli.report import final_report
 from gyre.control.live.config import RunConfig, check
-from gyre.control.live.run import run
+from gyre.control.live.run import LOOPBACK, run
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError
 from gyre.harnesses import check as check_harness
@@ -51,6 +52,14 @@ def preflight(config: RunConfig, where: str) -> None:
     check(config, where)
     load_tasks(config.tasks.root)
     check_harness(load_profile(config.harness.name), config.harness.root)
+    if config.rollout.port:
+        try:
+            socket.create_server((LOOPBACK, config.rollout.port)).close()
+        except OSError as error:
+            raise ConfigError(
+                f"{where}: rollout.port = {config.rollout.port} cannot be used on {LOOPBACK} ({error.strerror}); "
+                "choose another one, or leave it out when only sandboxes need the proxy"
+            ) from None
 
 
 async def _run(config: RunConfig, run_dir: RunDir, checkpoint: Checkpoint | None) -> bool:

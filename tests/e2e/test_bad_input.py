@@ -1,5 +1,6 @@
 """Bad input ends the command with code 2 and one sentence, before any process or run directory exists."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,12 @@ def test_a_broken_task_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_missing_harness_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", QUICKSTART, f"harness.root={tmp_path}", "--run-dir", str(tmp_path / "run")]) == 2
     assert "claude" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["train", QUICKSTART, f"rollout.port={port}", "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"rollout.port = {port} cannot be used" in error
+    assert error.count("\n") == 1
