@@ -28,11 +28,13 @@ class MemorySink:
     def __init__(self) -> None:
         self.records: list[CallRecord] = []
         self.fail: Exception | None = None
+        self.on_put: Callable[[], object] = lambda: None
 
     async def put(self, record: CallRecord) -> None:
         if self.fail is not None:
             raise self.fail
         self.records.append(record)
+        self.on_put()
 
 
 class FakeProfile(msgspec.Struct, frozen=True):

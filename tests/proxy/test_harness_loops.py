@@ -1,5 +1,6 @@
 """Every harness, unmodified: a tool loop with parallel calls, refused and cut requests, an interrupted run."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,38 @@ async def test_cut_stream_is_sampled_anew_and_leaves_an_orphan(proxy_tokenizer: 
     orphans = [record for record in app.sink.records if "orphan" in record.flags]
     assert [(record.trainable, len(record.output_ids)) for record in orphans] == [(False, 20)]
     chain(app, [record for record in app.sink.records if "orphan" not in record.flags])
+    assert leaves(app) == {"main": 1}
+
+
+@pytest.mark.parametrize("name", ["claude_code", "claude_code_328", "codex", "pi"])
+async def test_answer_lost_on_the_way_is_replayed_not_sampled_again(
+    proxy_tokenizer: Any, tmp_path: Path, name: str
+) -> None:
+    recorded = asyncio.Event()
+    profile, faults = installed(name), Faults(cuts={2: recorded})
+    async with (
+        proxy_for(proxy_tokenizer, profile, steps(name), wrap=faults.around) as app,
+        harness(profile, app, tmp_path, "Do the steps.") as running,
+    ):
+        app.sink.on_put = lambda: recorded.set() if len(app.sink.records) == 2 else None
+        code, output = await running.end()
+        assert code == 0, output[-3000:]
+        assert app.session().counts["replayed"] == 1
+    assert faults.requests == 4
+    assert len(app.sink.records) == 3
+    chain(app, app.sink.records)
+    assert leaves(app) == {"main": 1}
+
+
+async def test_qwen_ends_its_run_at_a_cut_stream(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    hold = Hold(2)
+    faults = Faults(cuts={2: hold.reached})
+    profile = installed("qwen_code")
+    app = await run(proxy_tokenizer, profile, tmp_path, steps("qwen_code"), hold=hold, wrap=faults.around)
+    assert [(record.trainable, "orphan" in record.flags) for record in app.sink.records] == [
+        (True, False),
+        (False, True),
+    ]
     assert leaves(app) == {"main": 1}
 
 
