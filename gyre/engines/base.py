@@ -84,7 +84,8 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def update_weights(self, ref: WeightRef) -> None:
-        """Loads a published version; requests that are paused in place continue under it. The prefix cache is dropped.
+        """Loads a published version and drops all KV: requests that are paused in place go on under it after their
+        context was computed anew, so a token's log-prob depends on one version only, that of its stamp.
         On error the old weights and version stay whole and the error is raised."""
         ...
 

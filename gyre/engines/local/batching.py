@@ -38,21 +38,24 @@ class Produced(msgspec.Struct, kw_only=True):
 
 
 class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
-    """First come, first served; knows what the prefix cache served and which requests hold KV of old weights."""
+    """First come, first served; knows what the prefix cache served, and can start running requests over."""
 
     def reset(self) -> None:
         super().reset()
         self.cached_tokens: dict[str, int] = {}
         self.delivered: dict[str, int] = {}
-        self._stale: set[str] = set()
 
-    def drop_prefix_cache(self) -> None:
-        """*Paused.* No later request finds KV that exists now; running requests keep theirs but never share it."""
+    def forget_kv(self) -> None:
+        """*Paused.* No KV that exists now is used again: running requests are prefilled anew, with what they generated
+        as part of their prompt, and go on where they were."""
+        for state in list(self.active_requests.values()):
+            again = state.create_equivalent_initial_request()
+            super().finish_request(state.request_id)
+            self.add_waiting_request(again)
         self.cache.evict_cached_blocks()
         for allocator in self.cache.cache_allocators.values():
             allocator.ledger.hash_to_block.clear()
             allocator.ledger.block_to_hash.clear()
-        self._stale = set(self.active_requests)
 
     def _try_to_meet_safety_margin(self) -> bool:
         """Makes room for the next pass by evicting the blocks that were unused longest; the library evicts all of them,
@@ -84,21 +87,9 @@ class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
         self.cached_tokens.setdefault(state.request_id, state.position_offset - before)
         return tokens
 
-    def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:
-        batch = super().schedule_batch(token_budget, cache_budget)
-        for future in batch[0] or ():
-            if future.state.request_id in self._stale:
-                future.complete_blocks = {}
-        return batch
-
-    def finish_request(self, request_id: str) -> None:
-        super().finish_request(request_id)
-        self._stale.discard(request_id)
-
     def clear_cancelled_requests(self) -> Any:
         cancelled = super().clear_cancelled_requests()
         for state in cancelled:
-            self._stale.discard(state.request_id)
             self.forget(state.request_id)
         return cancelled
 
@@ -219,8 +210,8 @@ class Batcher:
         self._manager.cancel_request(request_id)
 
     def set_version(self, version: int) -> None:
-        """*Paused.* Later tokens carry `version`, and KV of earlier versions is no longer shared."""
-        self._scheduler.drop_prefix_cache()
+        """*Paused.* Later tokens carry `version`, and nothing of them rests on KV of earlier versions."""
+        self._scheduler.forget_kv()
         self._router.version = version
 
     def kv_blocks_in_use(self) -> int:
