@@ -76,6 +76,7 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     for name, seeds, text in (
         ("table1", 20, "the eleven rows of the paper's Table 1"),
         ("speedups", 5, "48 steps against Async and Colocate"),
+        ("beyond", 5, "launch orders, the work bound, and verl's published rule on the same workload"),
     ):
         experiment = experiments.add_parser(name, help=text)
         experiment.add_argument("--seeds", type=int, default=seeds)
@@ -85,6 +86,10 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     trace.add_argument("--row", required=True, help="row of Table 1, A0 to E2")
     trace.add_argument("--steps", type=int, default=12)
     trace.set_defaults(experiment="trace")
+    picture = experiments.add_parser("picture", help="role timeline, waterlevel and ready groups of a row")
+    picture.add_argument("--row", default="E0", help="row of Table 1, A0 to E2")
+    picture.add_argument("--plot", type=Path, required=True, metavar="OUT", help="a .png or .svg file")
+    picture.set_defaults(experiment="picture")
     for experiment in experiments.choices.values():
         # Also accepted after the experiment; without a default of its own it leaves the outer value alone.
         experiment.add_argument("--json", type=Path, metavar="OUT", default=argparse.SUPPRESS)
@@ -138,12 +143,18 @@ def _simulate(arguments: argparse.Namespace) -> int:
             cli.table1(arguments.seeds, arguments.json)
         case "speedups":
             cli.speedups(arguments.seeds, arguments.json)
+        case "beyond":
+            cli.beyond(arguments.seeds, arguments.json)
+        case "picture":
+            cli.picture(arguments.row, arguments.plot)
         case "trace":
             cli.trace(arguments.file, arguments.row, arguments.steps, arguments.json)
         case _ if arguments.from_run is not None:
             cli.from_run(arguments.from_run, json_out=arguments.json)
         case _:
-            raise ConfigError("name an experiment (table1, speedups, trace) or a recorded run with --from-run")
+            raise ConfigError(
+                "name an experiment (table1, speedups, beyond, trace, picture) or a recorded run with --from-run"
+            )
     return 0
 
 
