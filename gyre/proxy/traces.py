@@ -163,6 +163,9 @@ def _responses_items(items: list[Json]) -> RecordedAnswer:
             answer.reasoning += "".join(part.get("text", "") for part in parts)
         elif item["type"] == "function_call":
             answer.calls.append(AnsweredCall(item["call_id"], item["name"], item["arguments"]))
+        elif item["type"] == "custom_tool_call":
+            arguments = msgspec.json.encode({"input": item["input"]}).decode()
+            answer.calls.append(AnsweredCall(item["call_id"], item["name"], arguments))
     return answer
 
 

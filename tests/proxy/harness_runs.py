@@ -189,15 +189,22 @@ async def proxy_for(tokenizer: Any, profile: HarnessProfile, rules: Rules, **set
 
 
 async def run(
-    tokenizer: Any, profile: HarnessProfile, home: Path, rules: Rules, *, hold: Hold | None = None, **settings: Any
+    tokenizer: Any,
+    profile: HarnessProfile,
+    home: Path,
+    rules: Rules,
+    *,
+    hold: Hold | None = None,
+    code: int = 0,
+    **settings: Any,
 ) -> App:
-    """Runs it to its end, which must be a good one; returns the app with everything recorded."""
+    """Runs it to its end, which must have that exit code; returns the app with everything recorded."""
     async with proxy_for(tokenizer, profile, rules, **settings) as app:
         if hold is not None:
             hold.on(app.engines[0])
         async with harness(profile, app, home, "Do the steps.") as running:
-            code, output = await running.end()
-        assert code == 0, output[-3000:]
+            ended, output = await running.end()
+        assert ended == code, output[-3000:]
         return app
 
 
