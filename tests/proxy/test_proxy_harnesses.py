@@ -6,41 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness_runs import harness, installed
 from proxy_app import App, running_app
 from proxy_fakes import tool_call
 
-from gyre.harnesses import load_profile, prefix_of, prepare
-from gyre.harnesses.launch import SANDBOX_PREFIX
-
 pytestmark = pytest.mark.harness
-
-
-async def run(name: str, app: App, home: Path) -> None:
-    """Runs the installed harness as its profile says, with nothing of this machine in its environment."""
-    profile = load_profile(name)
-    prefix = prefix_of(profile)
-    launch = prepare(
-        profile, prefix, instruction="Do the two steps.", access=app.access, proxy_url=app.base, home=str(home)
-    )
-    workspace = home / "workspace"
-    workspace.mkdir()
-    for path, content in launch.files.items():
-        (home / path).write_text(content)
-    process = await asyncio.create_subprocess_exec(
-        *(argument.replace(SANDBOX_PREFIX, str(prefix)) for argument in launch.argv),
-        cwd=workspace,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8", **launch.env},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(120):
-            output, _ = await process.communicate(launch.stdin.encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 0, output.decode()[-2000:]
 
 
 async def move_once(app: App) -> None:
@@ -91,12 +61,13 @@ def bash_answers(tool: str) -> Any:
 async def test_T15_a_tool_loop_goes_on_over_another_engine(
     proxy_tokenizer: Any, tmp_path: Path, name: str, tool: str
 ) -> None:
-    if not prefix_of(load_profile(name)).exists():
-        pytest.skip(f"{name} is not installed; run: gyre setup {name}")
+    profile = installed(name)
     async with running_app(proxy_tokenizer, bash_answers(tool), cells=2) as app:
         async with asyncio.TaskGroup() as group:
             moving = group.create_task(move_once(app))
-            await run(name, app, tmp_path)
+            async with harness(profile, app, tmp_path, "Do the two steps.") as running:
+                code, output = await running.end()
+            assert code == 0, output[-2000:]
             assert moving.done()
         assert (tmp_path / "workspace" / "two.txt").read_text() == "second-ok\n"
         check_chain(app, 3)
