@@ -6,14 +6,34 @@ from gyre.training.objective import ObjectiveConfig
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layout of a cell; the same for all cells of a run."""
+    """Layout of a cell; the same for all cells of a run. A size that the backend lacks is a ValueError, which a config
+    file's reader reports with file and key."""
 
     tensor: int = 1
     pipeline: int = 1
+    data: int = 1
+    """Replicas inside the cell; they share out the executions of each micro-step."""
+    context: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "data", "context", "expert"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} is not a number of ranks: it must be at least 1")
+        if self.context > 1:
+            raise ValueError(
+                f"context = {self.context}: attention over trees is not split over context-parallel ranks; "
+                "it must be 1, use tensor parallelism for long rows"
+            )
+        if self.expert > 1:
+            raise ValueError(
+                f"expert = {self.expert}: experts are split over tensor-parallel ranks, each holding a part of every "
+                "expert; it must be 1"
+            )
 
     @property
     def ranks(self) -> int:
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.data
 
 
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

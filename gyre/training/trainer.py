@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
-from gyre.training import checkpoint, micro
+from gyre.training import checkpoint, micro, shares
 from gyre.training.base import MicroStepResult, StepStats
 from gyre.training.config import TrainerConfig
 from gyre.training.groups import PrefixGroups, connect_store
@@ -96,12 +96,13 @@ class MegatronTrainer:
         self.phase = Phase.JOINED
 
     def micro_step(self, micro_step: MicroStep) -> MicroStepResult | None:
-        """The result on the last pipeline stage. With several stages the gradient is complete after `reduce`."""
+        """The result on the last pipeline stage. With several ranks the gradient is complete after `reduce`."""
         self._require("micro_step", Phase.JOINED)
         micro.check(micro_step)
         self._announce()
         if self._config.parallel.ranks > 1:
-            return self._evaluate(micro_step)
+            mine = self._evaluate(shares.share(micro_step, self._config.parallel.data)[parallel.data_rank()])
+            return None if mine is None else shares.combine(parallel.from_replicas(mine))
         before = self._replica.snapshot_gradients()
         try:
             return self._evaluate(micro_step)

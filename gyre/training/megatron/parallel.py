@@ -1,7 +1,8 @@
-"""The process groups inside one cell: tensor and pipeline parallel ranks."""
+"""The process groups inside one cell: tensor, pipeline and data parallel ranks."""
 
 import os
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from gyre.core.errors import InvariantViolation
 from gyre.training.config import ParallelConfig
+
+T = TypeVar("T")
 
 
 def initialize(
@@ -47,8 +50,24 @@ def pipeline_group() -> dist.ProcessGroup:
 
 
 def answers() -> bool:
-    """Whether this rank speaks for the last pipeline stage, where log-probabilities come out."""
-    return bool(parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0)
+    """Whether this rank speaks for the last pipeline stages, where log-probabilities come out."""
+    first = parallel_state.get_tensor_model_parallel_rank() == 0 and data_rank() == 0
+    return bool(parallel_state.is_pipeline_last_stage() and first)
+
+
+def data_rank() -> int:
+    """Which replica of the cell this rank belongs to."""
+    return int(parallel_state.get_data_parallel_rank())
+
+
+def from_replicas(mine: T) -> list[T]:
+    """What the ranks at this rank's place in each replica of the cell pass, in the order of `data_rank`. Collective
+    over those ranks."""
+    group = parallel_state.get_data_parallel_group()
+    everyone: list[T] = [mine] * dist.get_world_size(group)
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, mine, group)
+    return everyone
 
 
 def all_agree(mine: bool) -> bool:

@@ -1,0 +1,135 @@
+"""Data parallelism inside a cell: shares of a micro-step, and real cells of two replicas against one rank."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from training_cases import make_executions, make_model, micro_step, rank_processes, trainer_config
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from gyre.training import micro
+from gyre.training.config import ParallelConfig, TrainerConfig
+from gyre.training.groups import StoreServer
+from gyre.training.megatron import parallel
+from gyre.training.objective import ObjectiveConfig
+from gyre.training.shares import share
+from gyre.training.trainer import MegatronTrainer
+from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
+from gyre.transport.shm import ShmTransport
+
+LAYOUTS = [
+    ("qwen3-4-layers-tied", ParallelConfig(data=2)),
+    ("qwen3-4-layers-tied", ParallelConfig(data=2, pipeline=2)),
+    ("llama-4-layers", ParallelConfig(data=2, tensor=2)),
+]
+OFTEN_CLIP = ObjectiveConfig(clip_low=0.9999, clip_high=1.0001)
+
+
+def batches(model: PreTrainedModel) -> list[list[MicroStep]]:
+    """Random batches; among them micro-steps of one execution, so that a replica has nothing to do."""
+    rng = random.Random(3)
+    made = []
+    for seed in range(4):
+        shapes = [[rng.randrange(5, 40) for _ in range(rng.randrange(1, 4))] for _ in range(rng.randrange(2, 7))]
+        executions = make_executions(60 + seed, model, shapes, raw=len(shapes))
+        cut = rng.randrange(1, len(executions))
+        parts = [executions[:cut], executions[cut:]]
+        made.append([micro_step(f"{seed}-{k}", part, rng.choice([1, 2, 9])) for k, part in enumerate(parts)])
+    return made
+
+
+def train(trainer: MegatronTrainer, work: list[list[MicroStep]]) -> dict[str, Any]:
+    """One update per batch; the first is never clipped, later ones are where their ratios say so."""
+    seen: dict[str, Any] = {"results": [], "norms": []}
+    for version, steps in enumerate(work):
+        trainer.wake()
+        trainer.join(version, None)
+        seen["results"] += [trainer.micro_step(step) for step in steps]
+        trainer.reduce(version, 1)
+        seen["norms"].append(trainer.optimizer_step().grad_norm)
+    seen["whole"] = {name: tensor.detach().clone() for name, tensor in trainer._replica.whole().items()}
+    return seen
+
+
+def run_rank(rank: int, config: TrainerConfig, work: list[list[MicroStep]], directory: str) -> None:
+    torch.set_num_threads(1)
+    trainer = MegatronTrainer(replace(config, rank=rank), ShmTransport(config.transport_root))
+    seen = train(trainer, work)
+    copies = parallel.from_replicas([p.detach().clone() for p in trainer._replica.parameters.values()])
+    assert all(torch.equal(a, b) for copy in copies[1:] for a, b in zip(copies[0], copy, strict=True))
+    torch.save(seen | {"answers": parallel.answers()}, f"{directory}/{rank}.pt")
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
+def test_two_replicas_equal_one_rank(
+    name: str, layout: ParallelConfig, tmp_path: Path, store: StoreServer, make_trainer: Any
+) -> None:
+    model = str(tmp_path / "model")
+    make_model(name, Path(model))
+    work = batches(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32))
+    config = trainer_config(0, model, str(tmp_path / "weights"), store, parallel=layout, objective=OFTEN_CLIP)
+    rank_processes()
+    mp.start_processes(run_rank, (config, work, str(tmp_path)), nprocs=layout.ranks, start_method="forkserver")
+    alone = train(make_trainer(model_dir=model, objective=OFTEN_CLIP), work)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(layout.ranks)]
+    (answers,) = [seen for seen in ranks if seen["answers"]]
+    assert ranks[0]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+    assert min(alone["norms"]) > 0.01
+    for mine, theirs in zip(answers["results"], alone["results"], strict=True):
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-6)
+        assert mine.gap_sum == pytest.approx(theirs.gap_sum, rel=1e-2)
+        for count in ("targets", "executions", "clipped_executions", "gap_count"):
+            assert getattr(mine, count) == getattr(theirs, count)
+    assert 0 < sum(r.clipped_executions for r in alone["results"]) < sum(r.executions for r in alone["results"])
+    assert ranks[0]["whole"].keys() == alone["whole"].keys()
+    for key, tensor in alone["whole"].items():
+        assert float((ranks[0]["whole"][key] - tensor).norm() / tensor.norm()) <= 1e-6, key
+
+
+def bare_execution(name: str, lengths: list[int]) -> ExecutionRows:
+    rows = [Row(ids_T=[0] * n, targets=[], logprobs=[], versions=[]) for n in lengths]
+    return ExecutionRows(execution_id=name, advantage=1.0, weight=1.0, rows=rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 50), max_size=5), max_size=8),
+    st.integers(1, 4),
+    st.integers(1, 6),
+)
+def test_shares_hold_every_execution_once(shapes: list[list[int]], replicas: int, rows_per_pack: int) -> None:
+    step = micro_step("m", [bare_execution(str(i), lengths) for i, lengths in enumerate(shapes)], rows_per_pack)
+    shares = share(step, replicas)
+    assert len(shares) == replicas
+    assert shares == share(step, replicas)
+    assert sorted(e.execution_id for part in shares for e in part.executions) == sorted(map(str, range(len(shapes))))
+    assert sum(part.tokens for part in shares) == step.tokens
+    largest = max((sum(map(len, _ids(step, pack))) for pack in step.packs), default=0)
+    for part in shares:
+        micro.check(part)
+        assert len(part.packs) <= len(step.packs)
+        assert all(0 < sum(map(len, _ids(part, pack))) <= largest for pack in part.packs)
+
+
+def _ids(step: MicroStep, pack: list[micro.Entry]) -> list[list[int]]:
+    return [row.ids_T for row in micro.rows_of(step, pack)]
+
+
+def test_shares_are_balanced_by_cost() -> None:
+    step = micro_step("m", [bare_execution(str(i), [n]) for i, n in enumerate([90, 30, 30, 30])])
+    assert [[e.execution_id for e in part.executions] for part in share(step, 2)] == [["0"], ["1", "2", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"context": 2}, "context = 2"), ({"expert": 2}, "expert = 2"), ({"data": 0}, "data = 0 is not")],
+)
+def test_sizes_that_the_backend_lacks_are_refused_by_name(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParallelConfig(**sizes)
