@@ -4,7 +4,7 @@ Reasoning is kept in the history wherever a template has a switch for it: a poli
 prompt that drops it would start a new path at every user message (case T01).
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,17 +15,22 @@ class Family(msgspec.Struct, frozen=True):
     thinking_switch: str = ""
     """Setting that turns the template's thinking mode on and off; "" where there is none."""
     settings: dict[str, Any] = {}
-    tool_markers: tuple[str, str] = ("", "")
-    """Token that opens the tool-call part of a turn, token that closes one call; empty when they are not tokens."""
+    tool_openers: tuple[str, ...] = ()
+    """What the tool-call part of a turn begins with; each a token or, where the tokenizer has no such token, text."""
+    syntax: Literal["tags", "json", "harmony"] = "tags"
+    """How a turn is written: `trajectory.syntax`."""
+    thinks: bool = True
+    """Whether <think> … </think> at the start of a turn is reasoning."""
     single_call: bool = False
     """The template refuses a turn with several calls."""
     own_call_ids: bool = False
     """The policy writes the ids of its calls itself (Kimi)."""
 
 
-_HERMES = ("<tool_call>", "</tool_call>")
-_KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_end|>")
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>")
+_HERMES = ("<tool_call>",)
+_KIMI = ("<|tool_calls_section_begin|>",)
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>",)
+_DSML = ("<｜DSML｜tool_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>", "<｜DSML｜invoke")
 _KEEP: dict[str, Any] = {"thinking_retention": "all"}
 
 FAMILIES: dict[str, Family] = {
@@ -33,7 +38,7 @@ FAMILIES: dict[str, Family] = {
     "qwen35": Family("qwen3.5", "enable_thinking", _KEEP, _HERMES),
     "qwen36": Family("qwen3.6", "enable_thinking", {"preserve_thinking": True}, _HERMES),
     "qwen38": Family("qwen3.8", "enable_thinking", {"preserve_thinking": True}, _HERMES),
-    "llama3": Family("llama-3", single_call=True),
+    "llama3": Family("llama-3", syntax="json", thinks=False, single_call=True),
     "glm45": Family("glm-4.5", "enable_thinking", _KEEP, _HERMES),
     "glm5": Family("glm-5", "enable_thinking", {"clear_thinking": False}, _HERMES),
     "glm51": Family("glm-5.1", "enable_thinking", {"clear_thinking": False}, _HERMES),
@@ -42,13 +47,15 @@ FAMILIES: dict[str, Family] = {
     "kimi_k25": Family("kimi-k2.5", "thinking", _KEEP, _KIMI, own_call_ids=True),
     "deepseek_v3": Family("deepseek-v3", "", _KEEP, _DEEPSEEK),
     "deepseek_r1": Family("deepseek-r1", "", _KEEP, _DEEPSEEK),
-    "deepseek_v4": Family("deepseek-v4", "enable_thinking", {"drop_thinking": False}),
+    "deepseek_v4": Family("deepseek-v4", "enable_thinking", {"drop_thinking": False}, _DSML),
     # The date is part of the prompt: a fixed one keeps the prompts of a long execution equal.
-    "gpt_oss": Family("gpt-oss", "", {"auto_drop_analysis": False, "conversation_start_date": "2026-01-01"}),
-    "minimax_m2": Family("minimax-m2", "", _KEEP, ("<minimax:tool_call>", "</minimax:tool_call>")),
-    "nemotron3": Family("nemotron-3", "enable_thinking", {"truncate_history_thinking": False}),
+    "gpt_oss": Family(
+        "gpt-oss", "", {"auto_drop_analysis": False, "conversation_start_date": "2026-01-01"}, syntax="harmony"
+    ),
+    "minimax_m2": Family("minimax-m2", "", _KEEP, ("<minimax:tool_call>",)),
+    "nemotron3": Family("nemotron-3", "enable_thinking", {"truncate_history_thinking": False}, _HERMES),
     "default": Family("default"),
-    "text_tools": Family("default"),
+    "text_tools": Family("default", "", {}, _HERMES, thinks=False),
 }
 """Families that a configuration may name. "default" applies the tokenizer's own chat template and reads no tool calls;
 "text_tools" does so too, and describes and reads tool calls as plain text."""

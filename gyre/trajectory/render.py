@@ -13,12 +13,17 @@ import renderers
 from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
 from gyre.trajectory.families import FAMILIES
-from gyre.trajectory.stream_parse import Grammar, ParsedCall, ParsedTurn, StreamingParse, call_arguments
+from gyre.trajectory.lexer import Lexer, Mark
+from gyre.trajectory.stream_parse import ParsedCall, ParsedTurn, StreamingParse, call_arguments
+from gyre.trajectory.syntax import HarmonySyntax, Syntax, TagSyntax
 from gyre.trajectory.text_tools import TextToolsRenderer
 from gyre.trajectory.wire import kimi_ids, one_call_each, wire_messages, wire_tools, with_ids
 
 BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
+
+_THINK = {"<think>": Mark.THINK_OPEN, "</think>": Mark.THINK_CLOSE}
+_HARMONY = {"<|start|>": Mark.START, "<|channel|>": Mark.CHANNEL, "<|message|>": Mark.BODY, "<|end|>": Mark.END}
 
 
 class RenderError(GyreError):
@@ -51,7 +56,7 @@ class ChatRenderer:
             self._late_system = self._accepts_late_system()
         except Exception as error:
             raise RenderError(f"The tokenizer does not fit model family {family!r}: {error}") from error
-        self._grammar = self._make_grammar()
+        self._marks = self._find_marks()
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -93,7 +98,13 @@ class ChatRenderer:
 
     def stream(self, tools: Sequence[Tool] = ()) -> StreamingParse:
         """A parser that is fed with output ids as they are produced."""
-        return StreamingParse(self._grammar, lambda ids: self._parse_whole(ids, tools))
+        syntax: Syntax
+        if self._facts.syntax == "harmony":
+            syntax = HarmonySyntax()
+        else:
+            syntax = TagSyntax(starts_in_reasoning=self._opens_reasoning, json_calls=self._facts.syntax == "json")
+        lexer = Lexer(self._decode, *self._marks)
+        return StreamingParse(lexer, syntax, frozenset(self._stop), lambda ids: self._read_calls(ids, tools))
 
     def _wire(self, messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
         wire = wire_messages(messages, start)
@@ -149,7 +160,7 @@ class ChatRenderer:
     def _count_stops(self, ids: list[int]) -> int:
         return sum(token in self._stop for token in ids)
 
-    def _parse_whole(self, ids: list[int], tools: Sequence[Tool]) -> ParsedTurn:
+    def _read_calls(self, ids: list[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
         parsed = self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
         calls = []
         for call in parsed.tool_calls:
@@ -157,34 +168,28 @@ class ChatRenderer:
             status = str(call.status)
             ok = status in ("ok", "unknown_tool") and bool(call.name) and isinstance(arguments, dict)
             calls.append(ParsedCall(name=call.name or "", arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
-        text = parsed.content.strip()
-        if calls and not any(call.ok for call in calls):
-            text = "\n".join(part for part in (text, *(call.raw.strip() for call in calls)) if part)
-        return ParsedTurn(text=text, reasoning=(parsed.reasoning_content or "").strip(), calls=tuple(calls))
+        return tuple(calls)
 
-    def _make_grammar(self) -> Grammar:
-        think_open, think_close = self._single("<think>"), self._single("</think>")
-        opener, closer = self._facts.tool_markers
-        tool_open, tool_close = self._single(opener), self._single(closer)
-        atomic = None not in (think_open, think_close, tool_open, tool_close)
-        return Grammar(
-            decode=self._decode,
-            stop=frozenset(self._stop),
-            think_open=think_open if atomic else None,
-            think_close=think_close if atomic else None,
-            tool_open=tool_open if atomic else None,
-            tool_close=tool_close if atomic else None,
-            starts_in_reasoning=self._opens_reasoning(),
+    def _find_marks(self) -> tuple[dict[int, Mark], dict[str, Mark]]:
+        """The family's markers that are tokens of this tokenizer, and those that are text."""
+        facts = self._facts
+        marks = dict(_HARMONY if facts.syntax == "harmony" else _THINK if facts.thinks else {})
+        marks.update(dict.fromkeys(facts.tool_openers, Mark.TOOL_OPEN))
+        tokens = {marker: self._single(marker) for marker in marks}
+        return (
+            {token: marks[marker] for marker, token in tokens.items() if token is not None},
+            {marker: marks[marker] for marker, token in tokens.items() if token is None},
         )
 
+    @property
     def _opens_reasoning(self) -> bool:
-        opener, closer = self._single("<think>"), self._single("</think>")
-        last = next((token for token in reversed(self._opening) if token in (opener, closer)), None)
-        return last is not None and last == opener
+        opening = self._decode(self._opening)
+        return self._facts.thinks and opening.rfind("<think>") > opening.rfind("</think>")
 
     def _single(self, token: str) -> int | None:
-        token_id = self._tokenizer.convert_tokens_to_ids(token) if token else None
+        token_id = self._tokenizer.convert_tokens_to_ids(token)
         return token_id if isinstance(token_id, int) and token_id != self._tokenizer.unk_token_id else None
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False)) if ids else ""
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)

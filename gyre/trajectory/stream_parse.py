@@ -1,11 +1,11 @@
 """Reading a sampled turn while it is being produced (issue 3: tokens reach the harness as they are sampled).
 
-`StreamingParse` is the only parser: parsing a whole turn is feeding it once. What it yields is stable – no later token
-changes or takes back a delta – and never contains half a UTF-8 character or part of a marker.
+`StreamingParse` is the only parser: parsing a whole turn is feeding it once. What it yields is stable: no later token
+changes or takes back a delta.
 
-Rules. Reasoning and text are stripped of surrounding whitespace. Text is what precedes the first tool call. When no
-call of the turn parses, everything from the first marker on is text: an unparsed call stays policy text (case T18).
-When some parse, the others are reported with ok=False and are not shown.
+Rules. Reasoning and text are stripped of surrounding whitespace. Text is what precedes the first tool call. Calls are
+known when the turn has ended: when none of them parses, everything from the first marker on is text, because an
+unparsed call stays policy text (case T18); when some parse, the others are reported with ok=False and are not shown.
 """
 
 import json
@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+
+from gyre.trajectory.lexer import Lexeme, Lexer
+from gyre.trajectory.syntax import Shown, Syntax
 
 
 class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,54 +44,31 @@ class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamDelta(msgspec.Struct, frozen=True):
-    """What became certain. Order inside a delta: reasoning, then text, then calls."""
+    """What became certain. Reasoning comes before text."""
 
     reasoning: str = ""
     text: str = ""
-    calls: tuple[ParsedCall, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.reasoning or self.text or self.calls)
+        return bool(self.reasoning or self.text)
 
 
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """Markers of a family. With `tool_open` None (markers that are not single tokens) nothing is certain before the
-    end, and the whole turn is yielded by `finish`."""
+class _Stripped:
+    """Text that grows, without whitespace at its start; whitespace waits until something follows it."""
 
-    decode: Callable[[list[int]], str]
-    stop: frozenset[int]
-    think_open: int | None
-    think_close: int | None
-    tool_open: int | None
-    tool_close: int | None
-    starts_in_reasoning: bool
-
-
-class _Channel:
-    """Decodes one stretch of tokens into stripped text, yielding only complete characters."""
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode = decode
-        self._pending: list[int] = []
-        self._held = ""
+    def __init__(self) -> None:
         self._parts: list[str] = []
+        self._blank = ""
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
 
-    def feed(self, ids: list[int], *, last: bool = False) -> str:
-        """The new text. Whitespace waits until something follows it; `last` releases incomplete characters."""
-        self._pending += ids
-        decoded = self._decode(self._pending) if self._pending else ""
-        if decoded.endswith("\N{REPLACEMENT CHARACTER}") and not last:
-            return ""
-        self._pending = []
-        fresh = self._held + decoded
-        if not self._parts:
-            fresh = fresh.lstrip()
+    def add(self, text: str) -> str:
+        """What is new for the reader."""
+        fresh = self._blank + text if self._parts else text.lstrip()
         body = fresh.rstrip()
-        self._held = fresh[len(body) :]
+        self._blank = fresh[len(body) :]
         if body:
             self._parts.append(body)
         return body
@@ -97,17 +77,22 @@ class _Channel:
 class StreamingParse:
     """Feed output ids in any chunks, then `finish`; afterwards `turn` is the parsed turn."""
 
-    def __init__(self, grammar: Grammar, parse_whole: Callable[[list[int]], ParsedTurn]) -> None:
-        self._grammar = grammar
-        self._parse_whole = parse_whole
+    def __init__(
+        self,
+        lexer: Lexer,
+        syntax: Syntax,
+        stop: frozenset[int],
+        read_calls: Callable[[list[int]], tuple[ParsedCall, ...]],
+    ) -> None:
+        """`read_calls` gives every attempt at a call in a whole turn, its stop token included."""
+        self._lexer = lexer
+        self._syntax = syntax
+        self._stop = stop
+        self._read_calls = read_calls
         self._ids: list[int] = []
-        self._reasoning = _Channel(grammar.decode)
-        self._text = _Channel(grammar.decode)
-        self._state = "reasoning" if grammar.starts_in_reasoning else "start"
-        self._calls_at: int | None = None
-        """Index of the first tool marker; inside reasoning it counts only when no end of reasoning follows."""
-        self._good: list[ParsedCall] = []
         self._ended = False
+        self._reasoning = _Stripped()
+        self._text = _Stripped()
         self._turn: ParsedTurn | None = None
 
     @property
@@ -117,77 +102,35 @@ class StreamingParse:
 
     def feed(self, output_ids: Sequence[int]) -> StreamDelta:
         """Ids after a stop token are ignored: a policy cannot speak after the end of its turn."""
-        grammar = self._grammar
-        reasoning, text, closed_call = "", "", False
-        run: list[int] = []  # tokens of the current channel that were not decoded yet
-        for token in output_ids:
-            if self._ended or token in grammar.stop:
-                self._ended = True
-                break
-            self._ids.append(token)
-            if grammar.tool_open is None:
-                continue
-            if self._state == "start":
-                run.append(token)
-                if token == grammar.think_open:
-                    self._state, run = "reasoning", []
-                elif token == grammar.tool_open:
-                    self._state, self._calls_at, run = "calls", len(self._ids) - 1, []
-                elif grammar.decode(run).strip():
-                    self._state = "content"
-            elif self._state == "reasoning":
-                if token == grammar.think_close:
-                    if self._calls_at is not None:
-                        run += [t for t in self._ids[self._calls_at : -1] if t != grammar.think_open]
-                        self._calls_at = None
-                    reasoning += self._reasoning.feed(run, last=True)
-                    self._state, run = "content", []
-                elif self._calls_at is None:
-                    if token == grammar.tool_open:
-                        self._calls_at = len(self._ids) - 1
-                    elif token != grammar.think_open:
-                        run.append(token)
-            elif self._state == "content":
-                if token == grammar.tool_open:
-                    text += self._text.feed(run)
-                    self._state, self._calls_at, run = "calls", len(self._ids) - 1, []
-                else:
-                    run.append(token)
-            else:
-                closed_call |= token == grammar.tool_close
-        if self._state == "reasoning":
-            reasoning += self._reasoning.feed(run)
-        elif self._state == "content":
-            text += self._text.feed(run)
-        return StreamDelta(reasoning, text, self._new_calls() if closed_call else ())
+        if self._ended:
+            return StreamDelta()
+        end = next((i for i, token in enumerate(output_ids) if token in self._stop), len(output_ids))
+        self._ended = end < len(output_ids)
+        self._ids += output_ids[: end + 1]
+        return self._show(self._lexer.feed(output_ids[:end]))
 
     def finish(self) -> StreamDelta:
         """Everything that waited for more. Call once."""
-        if self._grammar.tool_open is None:
-            self._turn = self._parse_whole(self._ids)
-            return StreamDelta(self._turn.reasoning, self._turn.text, self._turn.good_calls)
-        reasoning = self._reasoning.feed([], last=True)
-        text = ""
+        last = self._show(self._lexer.finish())
+        held = self._add(self._syntax.finish())
+        reasoning, text = last.reasoning + held.reasoning, last.text + held.text
         calls: tuple[ParsedCall, ...] = ()
-        attempts: tuple[ParsedCall, ...] = ()
-        if self._calls_at is not None:
-            calls = self._new_calls()
-            attempts = self._parse_whole(self._ids).calls
-            if not self._good:
-                unparsed = self._ids[self._calls_at :]
-                text = self._text.feed(unparsed)
-                if not attempts:
-                    raw = self._grammar.decode(unparsed)
-                    attempts = (ParsedCall(name="", arguments=raw, raw=raw, ok=False),)
-        text += self._text.feed([], last=True)
-        self._turn = ParsedTurn(text=self._text.text, reasoning=self._reasoning.text, calls=attempts)
-        return StreamDelta(reasoning, text, calls)
+        tail = self._syntax.tail
+        if tail is not None:
+            calls = self._read_calls(self._ids)
+            if not any(call.ok for call in calls):
+                text += self._text.add(tail)
+                if not calls and self._syntax.attempted:
+                    calls = (ParsedCall(name="", arguments=tail, raw=tail, ok=False),)
+        self._turn = ParsedTurn(text=self._text.text, reasoning=self._reasoning.text, calls=calls)
+        return StreamDelta(reasoning, text)
 
-    def _new_calls(self) -> tuple[ParsedCall, ...]:
-        good = self._parse_whole(self._ids).good_calls
-        fresh = good[len(self._good) :]
-        self._good += fresh
-        return fresh
+    def _show(self, lexemes: list[Lexeme]) -> StreamDelta:
+        deltas = [self._add(self._syntax.take(lexeme)) for lexeme in lexemes]
+        return StreamDelta("".join(d.reasoning for d in deltas), "".join(d.text for d in deltas))
+
+    def _add(self, shown: Shown) -> StreamDelta:
+        return StreamDelta(self._reasoning.add(shown.reasoning), self._text.add(shown.text))
 
 
 def call_arguments(arguments: Any) -> dict[str, Any] | str:

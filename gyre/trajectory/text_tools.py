@@ -36,7 +36,8 @@ class TextToolsRenderer:
         return list(self._plain.render_ids(plain, add_generation_prompt=add_generation_prompt))
 
     def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        stop = self.get_stop_token_ids()
+        text = self._tokenizer.decode([i for i in token_ids if i not in stop], skip_special_tokens=False)
         calls = [_parse_call(match[1], closed=bool(match[2])) for match in _CALL.finditer(text)]
         return ParsedResponse(content=text.partition("<tool_call>")[0], tool_calls=calls)
 
