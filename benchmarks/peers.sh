@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Sets up the peers that the benchmarks compare with: one virtual environment each, under .cache/peers/<name>.
+#   bash benchmarks/peers.sh            all of them
+#   bash benchmarks/peers.sh NAME ...   only these
+set -euo pipefail
+cd "$(dirname "$0")/.."
+wanted=("$@")
+
+# peer NAME REQUIREMENT...: makes .cache/peers/NAME with these packages; nothing to do when it has them already.
+peer() {
+    local name=$1 home=.cache/peers/$1
+    shift
+    if ((${#wanted[@]})) && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+    if [[ "$(cat "$home/requirements" 2>/dev/null)" == "$*" ]]; then return; fi
+    echo "setting up $name: $*"
+    rm -rf "$home"
+    "${PYTHON:-python3.11}" -m venv "$home"
+    "$home/bin/pip" install -q --disable-pip-version-check "$@"
+    echo "$*" >"$home/requirements"
+}
+
+# Trajectory builders (tree_build.py)
+peer trl --no-deps 'trl==1.16.0' # its own file needs nothing but Python
+peer agentcore-rl-toolkit 'agentcore-rl-toolkit==0.2.0'
+peer verifiers 'verifiers==0.4.0'
