@@ -3,8 +3,10 @@
 from gyre.harnesses.install import check, default_root, install, prefix_of
 from gyre.harnesses.launch import HarnessLaunch, prepare
 from gyre.harnesses.profile import HarnessProfile, Install, load_profile, profile_names
+from gyre.harnesses.window import ContextWindow
 
 __all__ = [
+    "ContextWindow",
     "HarnessLaunch",
     "HarnessProfile",
     "Install",

@@ -10,6 +10,7 @@ import msgspec
 from gyre.core.errors import ConfigError
 from gyre.core.records import SessionAccess
 from gyre.harnesses.profile import HarnessProfile
+from gyre.harnesses.window import ContextWindow
 
 SANDBOX_PREFIX = "/opt/harness"
 """Where the installed harness is visible inside a sandbox."""
@@ -29,7 +30,14 @@ class HarnessLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(
-    profile: HarnessProfile, prefix: Path, *, instruction: str, access: SessionAccess, proxy_url: str, home: str
+    profile: HarnessProfile,
+    prefix: Path,
+    *,
+    instruction: str,
+    access: SessionAccess,
+    proxy_url: str,
+    home: str,
+    window: ContextWindow,
 ) -> HarnessLaunch:
     """Raises ConfigError when the instruction does not fit the way in which this harness takes it."""
     values = {
@@ -40,7 +48,11 @@ def prepare(
         "instruction": instruction,
         "instruction_json": json.dumps(instruction, ensure_ascii=False),
         "home": home,
+        **window.variables(),
     }
+    env = profile.env
+    if window.max_context >= profile.window_min:
+        env = {**env, **profile.window_env}
 
     def filled(text: str) -> str:
         return Template(text).substitute(values)
@@ -50,7 +62,7 @@ def prepare(
         raise ConfigError(f"harness {profile.name} takes the task as an argument, which holds 128 KiB; shorten it.")
     return HarnessLaunch(
         argv=argv,
-        env={name: filled(text) for name, text in profile.env.items()},
+        env={name: filled(text) for name, text in env.items()},
         files={path: filled(text) for path, text in profile.files.items()},
         stdin=filled(profile.stdin),
         mounts={SANDBOX_PREFIX: prefix.resolve(), **_interpreter(prefix)},

@@ -13,13 +13,16 @@ import msgspec
 
 from gyre.core.config import decode
 from gyre.core.errors import ConfigError
+from gyre.harnesses.window import WINDOW_VARIABLES
 from gyre.trajectory.roles import RoleMarkers
 
 PROFILES = Path(__file__).parent / "profiles"
 
 PREFIX_VARIABLES = frozenset({"prefix", "arch"})
 """Known as soon as the harness is installed: its directory, and the processor as npm spells it."""
-LAUNCH_VARIABLES = PREFIX_VARIABLES | {"base_url", "api_key", "instruction", "instruction_json", "home"}
+LAUNCH_VARIABLES = (
+    PREFIX_VARIABLES | WINDOW_VARIABLES | {"base_url", "api_key", "instruction", "instruction_json", "home"}
+)
 """Known when an execution starts."""
 
 
@@ -48,6 +51,10 @@ class HarnessProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Path below HOME → content, written before the start."""
     stdin: str = ""
     """Text on standard input; the prompt belongs here when the harness reads it there (an argument holds 128 KiB)."""
+    window_env: dict[str, str] = {}
+    """More environment, when the policy's window is at least `window_min` tokens: smaller ones would leave nothing
+    between this harness's first prompt and the reserve that it keeps, and it would compact at every turn."""
+    window_min: int = 0
     policy_failures: list[str] = []
     """Texts at the end of the output of a harness that failed because of what the policy did (it filled its context),
     not because of an outage: such an execution is graded even when it changed nothing."""
@@ -97,6 +104,7 @@ def _check_variables(profile: HarnessProfile, where: str) -> None:
     late = {
         "argv": profile.argv,
         "env": list(profile.env.values()),
+        "window_env": list(profile.window_env.values()),
         "files": list(profile.files.values()),
         "stdin": [profile.stdin],
     }

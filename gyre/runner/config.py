@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gyre.harnesses import ContextWindow
 from gyre.sandboxes import Limits
 
 
@@ -10,6 +11,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Absolute path of the run directory."""
     proxy_socket: str
     """Unix socket on which the proxy worker serves harnesses."""
+    window: ContextWindow
+    """The policy's, which harnesses must not overflow."""
     harness_root: str = ""
     """Where harnesses are installed; "" is `.cache/harnesses` of this checkout."""
     max_boots: int = 4

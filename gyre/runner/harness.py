@@ -61,6 +61,7 @@ class HarnessRunner:
                 access=access,
                 proxy_url=PROXY_URL,
                 home=HOME,
+                window=self._config.window,
             )
         except ConfigError as error:
             ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)

@@ -3,13 +3,25 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gyre.core.errors import ConfigError
 from gyre.core.records import SessionAccess
-from gyre.harnesses import check, load_profile, prefix_of, prepare, profile_names
+from gyre.harnesses import (
+    ContextWindow,
+    HarnessLaunch,
+    HarnessProfile,
+    check,
+    load_profile,
+    prefix_of,
+    prepare,
+    profile_names,
+)
 from gyre.harnesses.profile import read_profile
 
 ACCESS = SessionAccess(path="/x/abc", api_key="key")
+WINDOW = ContextWindow(max_context=131_072, max_output=8192)
 
 MINIMAL = """
 dialect = "chat"
@@ -29,6 +41,15 @@ def write_profile(directory: Path, text: str) -> Path:
     return path
 
 
+def launched(
+    profile: HarnessProfile | str, prefix: Path, instruction: str, window: ContextWindow = WINDOW
+) -> HarnessLaunch:
+    profile = load_profile(profile) if isinstance(profile, str) else profile
+    return prepare(
+        profile, prefix, instruction=instruction, access=ACCESS, proxy_url="http://p", home="/h", window=window
+    )
+
+
 def test_the_shipped_profiles_load() -> None:
     assert {"claude_code", "mini_swe_agent"} <= set(profile_names())
     for name in profile_names():
@@ -36,9 +57,7 @@ def test_the_shipped_profiles_load() -> None:
 
 
 def test_claude_code_starts_natively_with_the_session_of_its_execution(tmp_path: Path) -> None:
-    launch = prepare(
-        load_profile("claude_code"), tmp_path, instruction="Do $HOME.", access=ACCESS, proxy_url="http://p", home="/h"
-    )
+    launch = launched("claude_code", tmp_path, "Do $HOME.")
     assert launch.argv[0].startswith("/opt/harness/")
     assert (launch.env["ANTHROPIC_BASE_URL"], launch.env["ANTHROPIC_API_KEY"]) == ("http://p/x/abc", "key")
     assert launch.stdin == "Do $HOME."
@@ -47,23 +66,33 @@ def test_claude_code_starts_natively_with_the_session_of_its_execution(tmp_path:
 
 def test_mini_swe_agent_reads_the_task_from_a_file_and_sees_its_interpreter(tmp_path: Path) -> None:
     (tmp_path / "pyvenv.cfg").write_text("home = /somewhere/python/bin\nversion = 3.11\n")
-    launch = prepare(
-        load_profile("mini_swe_agent"),
-        tmp_path,
-        instruction='a "b"\n😀',
-        access=ACCESS,
-        proxy_url="http://p",
-        home="/h",
-    )
+    launch = launched("mini_swe_agent", tmp_path, 'a "b"\n😀')
     assert launch.files["task.yaml"] == 'run: {task: "a \\"b\\"\\n😀"}\n'
     assert launch.env["OPENAI_API_BASE"] == "http://p/x/abc/v1"
     assert launch.mounts["/somewhere/python"] == Path("/somewhere/python")
 
 
 def test_an_argument_that_linux_refuses_is_refused_before(tmp_path: Path) -> None:
-    profile = read_profile(write_profile(tmp_path, MINIMAL))
     with pytest.raises(ConfigError, match="128 KiB"):
-        prepare(profile, tmp_path, instruction="x" * (1 << 17), access=ACCESS, proxy_url="", home="")
+        launched(read_profile(write_profile(tmp_path, MINIMAL)), tmp_path, "x" * (1 << 17))
+
+
+def test_the_window_of_the_policy_reaches_every_harness_that_compacts(tmp_path: Path) -> None:
+    for name in profile_names():
+        launch = launched(name, tmp_path, "Do.")
+        told = any("131072" in text for text in [*launch.env.values(), *launch.files.values()])
+        assert told == (name != "mini_swe_agent"), name
+    tiny = ContextWindow(max_context=2048, max_output=96)
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in launched("claude_code", tmp_path, "Do.", tiny).env
+
+
+@given(st.integers(2, 2**20).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
+def test_room_is_left_when_a_harness_compacts(sizes: tuple[int, int]) -> None:
+    max_context, max_output = sizes
+    values = ContextWindow(max_context=max_context, max_output=max_output).variables()
+    assert 0 <= int(values["compact_at"]) <= max_context - max_output
+    assert int(values["compact_at"]) + int(values["compact_reserve"]) == max_context
+    assert int(values["compact_keep"]) <= max_context / 8
 
 
 def test_an_unknown_harness_is_one_sentence() -> None:

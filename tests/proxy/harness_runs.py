@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gyre.core.records import CallRecord, RoleClass
-from gyre.harnesses import HarnessProfile, load_profile, prefix_of, prepare
+from gyre.harnesses import ContextWindow, HarnessProfile, load_profile, prefix_of, prepare
 from gyre.harnesses.launch import SANDBOX_PREFIX
 from gyre.trajectory.tree import TrajectoryTree
 
@@ -127,6 +127,24 @@ class Faults:
             await self._app(scope, receive, cutting)
 
 
+class Refusals:
+    """Between harness and proxy: error statuses that model requests were answered with."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            async def watching(message: Message) -> None:
+                if message["type"] == "http.response.start" and message["status"] >= 400:
+                    self.statuses.append(message["status"])
+                await send(message)
+
+            await app(scope, receive, watching if scope.get("method") == "POST" else send)
+
+        return watched
+
+
 class _Cut(Exception):
     pass
 
@@ -152,10 +170,21 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def harness(profile: HarnessProfile, app: App, home: Path, instruction: str) -> AsyncIterator[Running]:
-    """The installed harness, started as its profile says, with nothing of this machine in its environment."""
+async def harness(
+    profile: HarnessProfile, app: App, home: Path, instruction: str, window: int | None = None
+) -> AsyncIterator[Running]:
+    """The installed harness, started as its profile says, with nothing of this machine in its environment. `window`
+    tells it another context window than the policy's."""
     prefix = prefix_of(profile)
-    launch = prepare(profile, prefix, instruction=instruction, access=app.access, proxy_url=app.base, home=str(home))
+    launch = prepare(
+        profile,
+        prefix,
+        instruction=instruction,
+        access=app.access,
+        proxy_url=app.base,
+        home=str(home),
+        window=ContextWindow(max_context=window or app.bounds.max_context, max_output=app.bounds.max_new_tokens),
+    )
     workspace = home / "workspace"
     workspace.mkdir()
     for path, content in launch.files.items():
@@ -196,13 +225,14 @@ async def run(
     *,
     hold: Hold | None = None,
     code: int = 0,
+    window: int | None = None,
     **settings: Any,
 ) -> App:
     """Runs it to its end, which must have that exit code; returns the app with everything recorded."""
     async with proxy_for(tokenizer, profile, rules, **settings) as app:
         if hold is not None:
             hold.on(app.engines[0])
-        async with harness(profile, app, home, "Do the steps.") as running:
+        async with harness(profile, app, home, "Do the steps.", window) as running:
             ended, output = await running.end()
         assert ended == code, output[-3000:]
         return app

@@ -60,13 +60,14 @@ class App:
         limits = RouterLimits(hold_s=hold_s, stall_s=10.0, drain_s=1.0, retry_s=0.02)
         self.router = Router(lambda address: Link(self.engines[int(address[4:])]), limits)
         self.sink = MemorySink()
+        self.bounds = CallBounds(max_context=max_context, max_new_tokens=4000, running=running)
         services = Services(
             renderer=renderer,
             router=self.router,
             sink=self.sink,
             clock=SystemClock(),
             sampling=Sampling(stop_token_ids=renderer.stop_token_ids),
-            bounds=CallBounds(max_context=max_context, max_new_tokens=4000, running=running),
+            bounds=self.bounds,
             coalesce_s=coalesce_s,
         )
         door = Door()

@@ -9,7 +9,7 @@ import pytest
 from harness_runs import EVERY, chain, installed, leaves, proxy_for
 from test_harness_loops import steps
 
-from gyre.harnesses import prefix_of, prepare
+from gyre.harnesses import ContextWindow, prefix_of, prepare
 from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, SandboxSpec
 from gyre.sandboxes.base import HOME
 
@@ -35,6 +35,7 @@ async def test_tool_loop_in_a_sandbox(proxy_tokenizer: Any, tmp_path: Path, unix
             access=app.access,
             proxy_url=PROXY_URL,
             home=HOME,
+            window=ContextWindow(max_context=app.bounds.max_context, max_output=app.bounds.max_new_tokens),
         )
         mounts = [Mount(source=source, target=target) for target, source in launch.mounts.items()]
         spec = SandboxSpec(name=name, root=tmp_path / "box", env=launch.env, mounts=mounts, proxy_socket=unix)

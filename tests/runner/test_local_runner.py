@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tiny_tasks import TaskWriter, make_spec
+from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.errors import ConfigError, GyreError
 from gyre.core.records import Validity
@@ -24,7 +24,11 @@ def store(tmp_path: Path) -> RunStore:
 @pytest.fixture
 async def runner(tmp_path: Path, shell_root: Path, proxy_socket: Path, store: RunStore) -> AsyncIterator[LocalRunner]:
     config = RunnerConfig(
-        run_dir=str(tmp_path / "run"), proxy_socket=str(proxy_socket), harness_root=str(shell_root), max_boots=2
+        run_dir=str(tmp_path / "run"),
+        proxy_socket=str(proxy_socket),
+        window=WINDOW,
+        harness_root=str(shell_root),
+        max_boots=2,
     )
     runner = LocalRunner(config, store)
     yield runner

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scripted_model import ScriptedModel, serving
-from tiny_tasks import TaskWriter, make_spec
+from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.errors import ConfigError
 from gyre.core.records import Validity
@@ -47,7 +47,9 @@ def harness(request: pytest.FixtureRequest, harness_root: Path) -> str:
 @pytest.fixture
 async def runner(tmp_path: Path, harness_root: Path, proxy_socket: Path) -> AsyncIterator[LocalRunner]:
     (tmp_path / "run").mkdir()
-    config = RunnerConfig(run_dir=str(tmp_path / "run"), proxy_socket=str(proxy_socket), harness_root=str(harness_root))
+    config = RunnerConfig(
+        run_dir=str(tmp_path / "run"), proxy_socket=str(proxy_socket), window=WINDOW, harness_root=str(harness_root)
+    )
     runner = LocalRunner(config, RunStore(tmp_path / "run/gyre.sqlite"))
     yield runner
     await runner.shutdown()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tiny_tasks import TaskWriter, make_spec
+from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.records import Validity
 from gyre.launch import LocalLauncher, ProcessSpec
@@ -33,7 +33,9 @@ async def worker(tmp_path: Path, shell_root: Path, proxy_socket: Path) -> AsyncI
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     RunStore(run_dir / "gyre.sqlite").close()
-    config = RunnerConfig(run_dir=str(run_dir), proxy_socket=str(proxy_socket), harness_root=str(shell_root))
+    config = RunnerConfig(
+        run_dir=str(run_dir), proxy_socket=str(proxy_socket), window=WINDOW, harness_root=str(shell_root)
+    )
     spec = ProcessSpec(
         name="runner",
         entry="shell_worker:main",

@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Protocol
 
 from gyre.core.records import SessionAccess
+from gyre.harnesses import ContextWindow
 from gyre.runner.base import Budgets, ExecutionSpec
+
+WINDOW = ContextWindow(max_context=4096, max_output=512)
 
 
 class TaskWriter(Protocol):

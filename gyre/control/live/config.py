@@ -13,6 +13,7 @@ from msgspec import Meta
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
 from gyre.engines.local.config import LocalEngineConfig
+from gyre.harnesses import ContextWindow
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig
@@ -122,6 +123,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return RunnerConfig(
             run_dir=str(run_dir.root),
             proxy_socket=socket,
+            window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
         )
 
