@@ -74,9 +74,9 @@ class Session:
             raise CallError(Fault.BUSY, f"{self.running} calls of this execution are running.", retry_after_s=1)
         prepared = self._prepare(wire, kind)
         canned = self._canned.get(wire.facts.model) if kind.role is RoleClass.AUXILIARY else None
-        limit = self._services.bounds.new_tokens(len(prepared.input_ids), wire.facts.max_tokens)
+        limit = self._services.bounds.new_tokens(prepared.input_len, wire.facts.max_tokens)
         if limit < 1 and canned is None:
-            raise ContextOverflow(len(prepared.input_ids), self._services.bounds.max_context)
+            raise ContextOverflow(prepared.input_len, self._services.bounds.max_context)
         call = self._calls[key] = Call(self._head(wire, prepared), key)
         if canned is not None:
             _answer(call, canned)
@@ -89,7 +89,7 @@ class Session:
 
     def count_tokens(self, wire: WireRequest) -> int:
         """Prompt tokens of the call that this request would be."""
-        return len(self._prepare(wire, self._classify(wire)).input_ids)
+        return self._prepare(wire, self._classify(wire)).input_len
 
     async def close(self) -> SessionSummary:
         """Serves no call from now on; running ones become orphans. Returns when every record is stored. Idempotent."""
@@ -125,7 +125,7 @@ class Session:
             id=f"{self._tag}_{self._begun}",
             model=wire.facts.model,
             created=int(time.time()),
-            prompt_tokens=len(prepared.input_ids),
+            prompt_tokens=prepared.input_len,
         )
 
     async def _run(self, call: Call, prepared: PreparedCall, wire: WireRequest, limit: int, dialect: str) -> None:

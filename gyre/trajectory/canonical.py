@@ -62,13 +62,12 @@ def canonical_turn(message: Message) -> str:
 
 def without_blank_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Without assistant messages that say nothing: opencode leaves one behind for a stream that was cut."""
-    if all(_says_something(message) for message in messages):
-        return messages
-    return tuple(message for message in messages if _says_something(message))
+    said = tuple([m for m in messages if m.role != "assistant" or m.tool_calls or _says_something(m)])
+    return said if len(said) < len(messages) else messages
 
 
 def _says_something(message: Message) -> bool:
-    return message.role != "assistant" or bool(message.tool_calls or message.text.strip() or message.reasoning.strip())
+    return bool(message.text.strip() or message.reasoning.strip())
 
 
 def same_context(stored: Message, incoming: Message) -> bool:

@@ -5,12 +5,19 @@ repeats: emitted turns match by tool-call id, or by text where they called no to
 What follows is new: context messages, and assistant turns that the policy did not sample *here*.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
 from gyre.trajectory.canonical import canonical_turn, drift_kinds, same_context, same_turn
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+
+_LATEST = 32
+"""Requests kept whole, so that the next one of each agent is compared in one piece."""
+
+Identity = frozenset[str] | str
+"""What a turn is known by: the ids of its calls, or its text where it has none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -24,15 +31,12 @@ class Turn:
     emitted: Message
     position: int
     """Index of the emitted message in a conversation that continues this turn."""
-    children: list["Turn"] = field(default_factory=list)
     echoed: bool = False
-    """Drift is counted at the first echo only."""
+    """Drift is counted at the first echo only. The turns before an echoed one are echoed too."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class _Root:
-    tools: tuple[Tool, ...]
-    children: list[Turn] = field(default_factory=list)
+_Places = dict[tuple[int, Identity], list[Turn]]
+"""(position, identity) → turns in commit order."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,32 +48,36 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that this conversation is the first to echo."""
     drift: dict[str, int] = {}
     """Differences between those turns and their echoes, by kind."""
+    known: tuple[Message, ...] = ()
+    """Stored messages that equal the conversation's first ones, so that they are stored once."""
 
 
 class History:
     """The message side of one execution's tree. `remember` and `note_echoes` change it, nothing else does."""
 
     def __init__(self) -> None:
-        self._roots: list[_Root] = []
+        self._offers: list[tuple[tuple[Tool, ...], _Places]] = []
+        """The turns of all conversations that offer the same tools."""
         self._turns: dict[str, Turn] = {}
         self._by_tool_call: dict[str, tuple[Turn, ToolCall]] = {}
         self._by_content: dict[str, Turn] = {}
+        self._latest: dict[str, tuple[Message, ...]] = {}
+        """Turn → the messages of its request. Derived data: matches never depend on what is kept."""
 
     def match(self, conversation: Conversation) -> Match:
         """Deterministic. Of equally deep candidates the latest wins: a repeated sample replaces its orphan."""
-        best = self._deepest(conversation)
-        fresh: list[str] = []
-        drift: dict[str, int] = {}
-        turn = best
-        while turn is not None:
-            if not turn.echoed:
-                fresh.append(turn.call_id)
-                for kind, count in drift_kinds(turn.emitted, conversation.messages[turn.position]).items():
-                    drift[kind] = drift.get(kind, 0) + count
-            turn = turn.parent
+        best, known = self._deepest(conversation)
         if best is None:
             return Match(turn=None, start=0)
-        return Match(turn=best.call_id, start=best.position + 1, fresh_echoes=tuple(fresh), drift=drift)
+        fresh: list[str] = []
+        drift: dict[str, int] = {}
+        turn: Turn | None = best
+        while turn is not None and not turn.echoed:
+            fresh.append(turn.call_id)
+            for kind, count in drift_kinds(turn.emitted, conversation.messages[turn.position]).items():
+                drift[kind] = drift.get(kind, 0) + count
+            turn = turn.parent
+        return Match(turn=best.call_id, start=best.position + 1, fresh_echoes=tuple(fresh), drift=drift, known=known)
 
     def restore(self, message: Message) -> tuple[Message, str]:
         """An assistant turn outside its own context, with the payload that the policy emitted, and what it is:
@@ -92,23 +100,27 @@ class History:
 
     def remember(self, call_id: str, seq: int, conversation: Conversation, match: Match, emitted: Message) -> None:
         """Adds the turn that answered `conversation`; `match` is that conversation's match."""
-        parent = self._turns[match.turn] if match.turn is not None else None
+        messages = match.known + conversation.messages[len(match.known) :]
         turn = Turn(
             call_id=call_id,
             seq=seq,
-            parent=parent,
-            context=conversation.messages[match.start :],
+            parent=self._turns[match.turn] if match.turn is not None else None,
+            context=messages[match.start :],
             emitted=emitted,
-            position=len(conversation.messages),
+            position=len(messages),
         )
-        if parent is not None:
-            parent.children.append(turn)
-        else:
-            self._root(conversation.tools).children.append(turn)
         self._turns[call_id] = turn
+        by_place = self._places(conversation.tools)
+        if not by_place:
+            self._offers.append((conversation.tools, by_place))
+        by_place.setdefault((turn.position, _identity(emitted)), []).append(turn)
         for call in emitted.tool_calls:
             self._by_tool_call[call.id] = (turn, call)
         self._by_content[canonical_turn(emitted)] = turn
+        self._latest.pop(match.turn or "", None)
+        self._latest[call_id] = messages
+        if len(self._latest) > _LATEST:
+            del self._latest[next(iter(self._latest))]
 
     def note_echoes(self, call_ids: tuple[str, ...]) -> None:
         for call_id in call_ids:
@@ -124,47 +136,64 @@ class History:
             for turn in self._turns.values()
         ]
 
-    def _deepest(self, conversation: Conversation) -> Turn | None:
+    def _deepest(self, conversation: Conversation) -> tuple[Turn | None, tuple[Message, ...]]:
+        """The turn to continue, and the stored messages before it when they are kept in one piece."""
         messages = conversation.messages
-        root = next((root for root in self._roots if root.tools == conversation.tools), None)
-        best: Turn | None = None
-        frontier = [(root.children, 0)] if root else []
-        while frontier:
-            children, start = frontier.pop()
-            for turn in children:
-                echo = turn.position
-                if echo >= len(messages) or messages[echo].role != "assistant":
-                    continue
-                if not _same_messages(turn.context, messages[start:echo]):
-                    continue
-                if not (same_turn(turn.emitted, messages[echo]) or _answered(turn.emitted, messages, echo)):
-                    continue
-                if best is None or (echo, turn.seq) > (best.position, best.seq):
-                    best = turn
-                frontier.append((turn.children, echo + 1))
-        return best
+        by_place = self._places(conversation.tools)
+        checked: dict[str, bool] = {}
+        for at in range(len(messages) - 1, -1, -1) if by_place else ():
+            if messages[at].role != "assistant":
+                continue
+            turns = [turn for name in _identities(messages, at) for turn in by_place.get((at, name), ())]
+            for turn in sorted(turns, key=lambda turn: turn.seq, reverse=True):
+                known = self._latest.get(turn.call_id, ())
+                if known and known == messages[:at]:
+                    return turn, known
+                if _repeats(messages, turn, checked):
+                    return turn, ()
+        return None, ()
 
-    def _root(self, tools: tuple[Tool, ...]) -> _Root:
-        for root in self._roots:
-            if root.tools == tools:
-                return root
-        self._roots.append(_Root(tools))
-        return self._roots[-1]
+    def _places(self, tools: tuple[Tool, ...]) -> _Places:
+        return next((places for known, places in self._offers if known == tools), {})
+
+
+def _repeats(messages: tuple[Message, ...], turn: Turn, checked: dict[str, bool]) -> bool:
+    """Whether a conversation repeats everything up to a turn; `checked` holds the answers for this conversation."""
+    line: list[Turn] = []
+    ancestor: Turn | None = turn
+    while ancestor is not None and ancestor.call_id not in checked:
+        line.append(ancestor)
+        ancestor = ancestor.parent
+    repeats = ancestor is None or checked[ancestor.call_id]
+    for step in reversed(line):
+        start = step.parent.position + 1 if step.parent else 0
+        repeats = (
+            repeats
+            and _same_messages(step.context, messages[start : step.position])
+            and _identity(step.emitted) in _identities(messages, step.position)
+        )
+        checked[step.call_id] = repeats
+    return repeats
+
+
+def _identity(emitted: Message) -> Identity:
+    return frozenset(call.id for call in emitted.tool_calls) or emitted.text.strip()
+
+
+def _identities(messages: tuple[Message, ...], echo: int) -> Iterator[Identity]:
+    """What the emitted turn may be known by. An echo that lost its calls is followed by their results (case T04)."""
+    yield _identity(messages[echo])
+    if not messages[echo].tool_calls:
+        results = set()
+        for message in messages[echo + 1 :]:
+            if message.role != "tool":
+                break
+            results.add(message.tool_call_id)
+        if results:
+            yield frozenset(results)
 
 
 def _same_messages(stored: tuple[Message, ...], incoming: tuple[Message, ...]) -> bool:
     return stored == incoming or (
         len(stored) == len(incoming) and all(same_context(a, b) for a, b in zip(stored, incoming, strict=True))
     )
-
-
-def _answered(emitted: Message, messages: tuple[Message, ...], echo: int) -> bool:
-    """Whether an echo that lost its calls is followed by the results of exactly these calls (case T04)."""
-    if messages[echo].tool_calls or not emitted.tool_calls:
-        return False
-    results = set()
-    for message in messages[echo + 1 :]:
-        if message.role != "tool":
-            break
-        results.add(message.tool_call_id)
-    return results == {call.id for call in emitted.tool_calls}

@@ -125,28 +125,3 @@ def _common(a: Tokens, b: Tokens) -> int:
     differs = a[:n] != b[:n]
     first = int(differs.argmax())
     return first if differs[first] else n
-
-
-class RecentPaths:
-    """Paths of recent calls as lists, so that the next call of each agent copies its prompt instead of collecting it.
-
-    Derived data only: results never depend on what is kept. Successive paths share their integers."""
-
-    def __init__(self, limit_tokens: int = 500_000) -> None:
-        self._limit = limit_tokens
-        self._paths: dict[str, list[int]] = {}
-
-    def put(self, call_id: str, path: list[int], replaces: str | None) -> None:
-        """`replaces` names the call that this path continues; a later branch from there collects its path again."""
-        if replaces is not None:
-            self._paths.pop(replaces, None)
-        self._paths[call_id] = path
-        while len(self._paths) > 1 and sum(map(len, self._paths.values())) > self._limit:
-            del self._paths[next(iter(self._paths))]
-
-    def get(self, node: Node) -> list[int]:
-        kept = self._paths.get(node.call_id)
-        if kept is not None:
-            return kept
-        collected: list[int] = path_tokens(node, node.end).tolist()
-        return collected

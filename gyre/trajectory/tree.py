@@ -1,8 +1,9 @@
 """The trajectory tree of one execution: prepare → (generate elsewhere) → commit (DESIGN §5 "Tokens", paper §5.1).
 
 `prepare` changes nothing; `commit` validates first and then appends. So a failed or abandoned call leaves the tree
-bit-identical (case T11). Memory is O(unique tokens) for tokens and O(unique messages) for text; a call costs work for
-its new part, plus one comparison per message of its history and one copy of the prompt.
+bit-identical (case T11). Memory is O(unique tokens) for tokens and O(unique messages) for text. A call costs work for
+its new part, plus one comparison of its history with the messages that it repeats; the flat prompt that an engine
+wants is made when `PreparedCall.input_ids` is read.
 """
 
 import hashlib
@@ -15,7 +16,8 @@ from gyre.core.records import CallRecord, FinishReason, RoleClass
 from gyre.trajectory.canonical import without_blank_turns
 from gyre.trajectory.conversation import Conversation, Message
 from gyre.trajectory.history import History, Match
-from gyre.trajectory.node import Node, RecentPaths, as_tokens, longest_prefix, make_node, path_tokens
+from gyre.trajectory.node import Node, as_tokens, longest_prefix, make_node, path_tokens
+from gyre.trajectory.paths import PathIds, RecentPaths
 from gyre.trajectory.render import BRIDGE_TAIL, ChatRenderer
 
 
@@ -40,12 +42,13 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Conversation
     role: RoleClass
     agent_id: str
-    input_ids: list[int]
-    """Full prompt, [T_in]: path(parent)[:prefix_len] + delta_ids."""
+    path: PathIds
+    """What the prompt continues: the whole path of a recorded call, or nothing."""
+    new_ids: list[int]
+    """The rest of the prompt: what was rendered for this call."""
     parent: str | None
     prefix_len: int
-    delta_ids: list[int]
-    """Input tokens that no stored path shares, [T_delta]."""
+    """Tokens shared with the parent's path; at least those of `path`."""
     drift: dict[str, int]
     """Differences between emitted turns and their first echo in this conversation, by kind."""
     flags: list[str]
@@ -54,6 +57,23 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     match: Match
     nodes_seen: int
     """Size of the tree at prepare; commit looks for a longer shared prefix when it has grown since."""
+
+    @property
+    def input_len(self) -> int:
+        """T_in."""
+        return len(self.path) + len(self.new_ids)
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Full prompt, [T_in]: path(parent)[:prefix_len] + delta_ids. A new list at each access, O(T_in)."""
+        ids = self.path.slice(0)
+        ids += self.new_ids
+        return ids
+
+    @property
+    def delta_ids(self) -> list[int]:
+        """Input tokens that no stored path shares, [T_delta]."""
+        return self.new_ids[self.prefix_len - len(self.path) :]
 
 
 class PathStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,18 +189,18 @@ class TrajectoryTree:
         match = self._history.match(conversation)
         flags: set[str] = set()
         at: Node | None = None
-        path: list[int] = []
+        path = PathIds([])
         new: list[int] | None = None
         if match.turn is not None:
             at = self._nodes[match.turn]
             path = self._recent.get(at)
-            prompt, output = path[max(0, at.output_start - BRIDGE_TAIL) : at.output_start], path[at.output_start :]
+            prompt = path.slice(max(0, at.output_start - BRIDGE_TAIL), at.output_start)
+            output = path.slice(at.output_start)
             new = renderer.bridge(prompt, output, self._restored(conversation, match.start, flags), match.start)
         if new is None:
             flags.clear()
-            at, path = None, []
+            at, path = None, PathIds([])
             new = renderer.render(self._restored(conversation, 0, flags))
-        input_ids = path + new
         parent, prefix_len = longest_prefix(as_tokens(new), self._roots, at, len(path))
         if match.turn is not None and prefix_len < self._nodes[match.turn].end:
             flags.add("prefix_break")
@@ -189,10 +209,10 @@ class TrajectoryTree:
             conversation=conversation,
             role=role,
             agent_id=agent_id,
-            input_ids=input_ids,
+            path=path,
+            new_ids=new,
             parent=parent.call_id if parent else None,
             prefix_len=prefix_len,
-            delta_ids=input_ids[prefix_len:],
             drift=match.drift,
             flags=sorted(flags),
             match=match,
@@ -218,19 +238,19 @@ class TrajectoryTree:
         is what later requests are matched with. None when the harness was given nothing (an abandoned sample). Raises
         CommitRefused, before anything changed, when the sample cannot belong to the prepared call."""
         self._check_commit(prepared, sample, emitted, call_id)
-        parent_id, prefix_len = prepared.parent, prepared.prefix_len
+        parent_id, prefix_len, delta_ids = prepared.parent, prepared.prefix_len, prepared.delta_ids
         if len(self._nodes) != prepared.nodes_seen:
             at = self._nodes[parent_id] if parent_id is not None else None
-            rest = as_tokens(prepared.input_ids[prefix_len:])
-            parent, prefix_len = longest_prefix(rest, self._roots, at, prefix_len)
+            parent, prefix_len = longest_prefix(as_tokens(delta_ids), self._roots, at, prefix_len)
             parent_id = parent.call_id if parent else None
+            delta_ids = delta_ids[prefix_len - prepared.prefix_len :]
         record = CallRecord(
             execution_id=self.execution_id,
             call_id=call_id,
             seq=len(self._nodes),
             parent=parent_id,
             prefix_len=prefix_len,
-            delta_ids=prepared.input_ids[prefix_len:],
+            delta_ids=delta_ids,
             output_ids=sample.output_ids,
             output_logprobs=sample.logprobs,
             output_versions=sample.versions,
@@ -246,7 +266,8 @@ class TrajectoryTree:
             flags=sorted({*prepared.flags, *flags}),
         )
         self._append(record)
-        self._recent.put(call_id, prepared.input_ids + sample.output_ids, prepared.match.turn)
+        path = prepared.path.extended(prepared.new_ids + sample.output_ids)
+        self._recent.put(call_id, path, prepared.match.turn)
         self._history.note_echoes(prepared.match.fresh_echoes)
         if emitted is not None:
             self._history.remember(call_id, record.seq, prepared.conversation, prepared.match, emitted)
@@ -257,12 +278,12 @@ class TrajectoryTree:
         return self._history.knows_tool_call(tool_call_id)
 
     def _restored(self, conversation: Conversation, start: int, flags: set[str]) -> Conversation:
-        messages = list(conversation.messages)
-        for index in range(start, len(messages)):
-            if messages[index].role == "assistant":
-                messages[index], flag = self._history.restore(messages[index])
+        new = list(conversation.messages[start:])
+        for index, message in enumerate(new):
+            if message.role == "assistant":
+                new[index], flag = self._history.restore(message)
                 flags.add(flag)
-        return msgspec.structs.replace(conversation, messages=tuple(messages))
+        return Conversation(conversation.messages[:start] + tuple(new), conversation.tools)
 
     def _require_renderer(self) -> ChatRenderer:
         if self._renderer is None:
