@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from gyre.core.errors import ConfigError
+from gyre.transport import experts
 
 _RNG = "rng/torch"
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -46,7 +47,7 @@ def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, partial / file.name)
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
-    save_file(_plain(checkpoint.parameters), partial / "model.safetensors", metadata={"format": "pt"})
+    save_file(_plain(experts.split(checkpoint.parameters)), partial / "model.safetensors", metadata={"format": "pt"})
     save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / "optimizer.safetensors")
     (partial / "trainer.json").write_text(json.dumps({"version": checkpoint.version, "steps": checkpoint.steps}))
     for file in (*partial.iterdir(), partial):
@@ -62,7 +63,7 @@ def read(directory: str) -> Checkpoint:
     source = Path(directory)
     try:
         counters = json.loads((source / "trainer.json").read_text())
-        parameters = load_file(source / "model.safetensors")
+        parameters = experts.fuse(load_file(source / "model.safetensors"))
         rest = load_file(source / "optimizer.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{directory} is not a checkpoint that training can go on from: {error}") from error
@@ -81,7 +82,7 @@ def read_initial(model_dir: str) -> dict[str, torch.Tensor]:
     files = sorted(Path(model_dir).glob("model*.safetensors"))
     if not files:
         raise ConfigError(f"{model_dir} has no model*.safetensors: convert the weights to safetensors first")
-    return {name: tensor.float() for file in files for name, tensor in load_file(file).items()}
+    return experts.fuse({name: tensor.float() for file in files for name, tensor in load_file(file).items()})
 
 
 def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -33,7 +33,9 @@ def random_ids(seed: int, *lengths: int) -> list[list[int]]:
     return [[rng.randrange(256) for _ in range(n)] for n in lengths]
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3", "llama-tied", "llama3-rope"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-tied", "qwen3", "llama-tied", "llama3-rope", "qwen3-moe", "qwen3-moe-mixed-4-layers"]
+)
 def test_weights_round_trip_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
     hf = make_model(name, tmp_path)
     state = hf.state_dict()
@@ -52,8 +54,9 @@ def test_weights_round_trip_and_logprobs_equal_transformers(name: str, tmp_path:
             assert float((mine - hf_logprobs(hf, ids)).abs().max()) <= 1e-5
 
 
-def test_gradients_of_a_pack_equal_those_of_transformers(tmp_path: Path) -> None:
-    hf = make_model("qwen3-tied", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-moe", "qwen3-moe-mixed-4-layers"])
+def test_gradients_of_a_pack_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    hf = make_model(name, tmp_path)
     replica = Replica(str(tmp_path))
     replica.scatter(hf.state_dict())
     replica.zero_gradients()
@@ -61,9 +64,9 @@ def test_gradients_of_a_pack_equal_those_of_transformers(tmp_path: Path) -> None
     torch.cat(logprobs(replica, [every_token(ids) for ids in sequences])).sum().backward()
     ours = replica.whole({name: p.main_grad for name, p in replica.parameters.items()})
     torch.cat([hf_logprobs(hf, ids) for ids in sequences]).sum().backward()
-    for name, parameter in hf.named_parameters():
-        error = (ours[name] - parameter.grad).norm() / parameter.grad.norm()
-        assert float(error) <= 1e-5, name
+    for key, parameter in hf.named_parameters():
+        error = (ours[key] - parameter.grad).norm() / parameter.grad.norm()
+        assert float(error) <= 1e-5, key
 
 
 def test_only_targets_are_scored_and_tokens_after_the_last_are_left_out(model_dir: str, hf_model) -> None:

@@ -7,7 +7,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.groups import StoreServer
@@ -33,12 +33,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 CONFIGS = {
     "qwen3-tied": Qwen3Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
     "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "qwen3-4-layers-tied": Qwen3Config(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=True),
     "llama-4-layers": LlamaConfig(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=False),
+    "qwen3-moe": Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, tie_word_embeddings=False),
+    "qwen3-moe-mixed-4-layers": Qwen3MoeConfig(
+        **{**SIZES, "num_hidden_layers": 4}, **EXPERTS, mlp_only_layers=[2], norm_topk_prob=False
+    ),
     "llama3-rope": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE),
 }
 
@@ -48,7 +53,12 @@ def rank_processes() -> ForkServerContext:
     transformers once, which saves seconds a process. Every test must set it up alike: the server starts once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["gyre.training.worker", "transformers.models.qwen3.modeling_qwen3", "transformers.models.llama.modeling_llama"]
+        [
+            "gyre.training.worker",
+            "transformers.models.qwen3.modeling_qwen3",
+            "transformers.models.qwen3_moe.modeling_qwen3_moe",
+            "transformers.models.llama.modeling_llama",
+        ]
     )
     return context
 

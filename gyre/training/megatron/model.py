@@ -1,8 +1,9 @@
-"""A Megatron GPT model of a Hugging Face Qwen3 or Llama configuration, forward over packs.
+"""A Megatron GPT model of a Hugging Face Qwen3, Qwen3-MoE or Llama configuration, forward over packs.
 
 Parameters are left uninitialised: they always come from a checkpoint or from the core (`weights.py`).
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import LayerNormImpl, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gyre.core.errors import ConfigError
 from gyre.training.megatron.attention import NodeAttention, NodeParams
+from gyre.training.megatron.experts import ExpertSizes, SparseMlp, expert_sizes
 from gyre.training.megatron.pack import Pack
 
 LOGIT_CHUNK = 2**25
@@ -32,7 +36,7 @@ def read_config(model_dir: str) -> Any:
         raise ConfigError(f"{model_dir} has no config.json: a Hugging Face model directory is needed")
     config = AutoConfig.from_pretrained(model_dir)
     for field, allowed in (
-        ("model_type", ("qwen3", "llama")),
+        ("model_type", ("qwen3", "qwen3_moe", "llama")),
         ("hidden_act", ("silu",)),
         ("attention_bias", (False,)),
         ("mlp_bias", (False,)),
@@ -57,14 +61,23 @@ def build_model(hf: Any, temperature: float, dtype: torch.dtype = torch.float32)
         ("num_attention_heads", hf.num_attention_heads, tensor),
         ("intermediate_size", hf.intermediate_size, tensor),
         ("vocab_size", hf.vocab_size, tensor),
+        ("moe_intermediate_size", getattr(hf, "moe_intermediate_size", 0), tensor),
     ):
         if size % parts:
             raise ConfigError(f"{what}={size} cannot be split over {parts} ranks: choose a divisor")
     return PolicyModel(_transformer_config(hf, tensor, pipeline, dtype), hf, temperature)
 
 
-def _transformer_config(hf: Any, tensor: int, pipeline: int, dtype: torch.dtype) -> TransformerConfig:
-    return TransformerConfig(
+@dataclass
+class PolicyConfig(TransformerConfig):  # type: ignore[misc]
+    """Megatron's config, and the experts, which are Gyre's own layer (`experts.py`)."""
+
+    experts: ExpertSizes | None = None
+
+
+def _transformer_config(hf: Any, tensor: int, pipeline: int, dtype: torch.dtype) -> PolicyConfig:
+    return PolicyConfig(
+        experts=expert_sizes(hf),
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
         num_attention_heads=hf.num_attention_heads,
@@ -72,7 +85,7 @@ def _transformer_config(hf: Any, tensor: int, pipeline: int, dtype: torch.dtype)
         kv_channels=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
         ffn_hidden_size=hf.intermediate_size,
         layernorm_epsilon=hf.rms_norm_eps,
-        qk_layernorm=hf.model_type == "qwen3",
+        qk_layernorm=hf.model_type in ("qwen3", "qwen3_moe"),
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=silu,
@@ -99,12 +112,10 @@ def _transformer_config(hf: Any, tensor: int, pipeline: int, dtype: torch.dtype)
 class PolicyModel(GPTModel):  # type: ignore[misc]
     """One pipeline stage of the policy."""
 
-    def __init__(self, config: TransformerConfig, hf: Any, temperature: float) -> None:
-        spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-        spec.submodules.self_attention.submodules.core_attention = NodeAttention
+    def __init__(self, config: PolicyConfig, hf: Any, temperature: float) -> None:
         super().__init__(
             config=config,
-            transformer_layer_spec=spec,
+            transformer_layer_spec=_stage_spec(config),
             vocab_size=hf.vocab_size,
             max_sequence_length=hf.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -157,6 +168,22 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             logits = logits.float() / self.temperature
         losses: torch.Tensor = vocab_parallel_cross_entropy(logits, targets_U[:, None])
         return -losses[:, 0]
+
+
+def _stage_spec(config: PolicyConfig) -> TransformerBlockSubmodules:
+    """The layers of this rank's pipeline stage."""
+    count = config.num_layers // config.pipeline_model_parallel_size
+    first = parallel_state.get_pipeline_model_parallel_rank() * count
+    layers = [_layer_spec(config, index) for index in range(first, first + count)]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNormImpl)
+
+
+def _layer_spec(config: PolicyConfig, index: int) -> ModuleSpec:
+    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = NodeAttention
+    if config.experts is not None and index not in config.experts.dense_layers:
+        spec.submodules.mlp = SparseMlp
+    return spec
 
 
 def _inverse_frequencies(hf: Any) -> torch.Tensor:

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from gyre.core.errors import WeightsUnavailable
+from gyre.training.megatron.experts import SparseMlp
 from gyre.training.megatron.model import PolicyModel
 
-Join = Literal["one", "gate_up", "qkv"]
+Join = Literal["one", "gate_up", "qkv", "experts"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Rule:
     megatron: str
     hf: tuple[str, ...]
     axis: int | None
-    """Axis of every `hf` tensor that tensor-parallel ranks share out; None when all ranks hold all of it."""
+    """Axis of every `hf` tensor that tensor-parallel ranks share out; None when all ranks hold all of it. Gate and up
+    projections of experts come as one tensor [experts, 2·I, hidden], whose axis counts after I is split off."""
     join: Join = "one"
 
 
@@ -37,7 +39,9 @@ def rules(model: PolicyModel) -> list[Rule]:
     if model.pre_process:
         found.append(Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), 0))
     for index, layer in enumerate(model.decoder.layers):
-        found += _layer_rules(f"decoder.layers.{index}.", f"model.layers.{layer.layer_number - 1}.", model)
+        names = f"decoder.layers.{index}.", f"model.layers.{layer.layer_number - 1}."
+        found += _attention_rules(*names, model)
+        found += _expert_rules(*names) if isinstance(layer.mlp, SparseMlp) else _mlp_rules(*names)
     if model.post_process:
         found.append(Rule("decoder.final_layernorm.weight", ("model.norm.weight",), None))
         tied = model.share_embeddings_and_output_weights
@@ -47,8 +51,8 @@ def rules(model: PolicyModel) -> list[Rule]:
     return found
 
 
-def _layer_rules(mcore: str, hf: str, model: PolicyModel) -> Iterator[Rule]:
-    attention, mlp = hf + "self_attn.", hf + "mlp."
+def _attention_rules(mcore: str, hf: str, model: PolicyModel) -> Iterator[Rule]:
+    attention = hf + "self_attn."
     yield Rule(mcore + "input_layernorm.weight", (hf + "input_layernorm.weight",), None)
     qkv = tuple(f"{attention}{x}_proj.weight" for x in "qkv")
     yield Rule(mcore + "self_attention.linear_qkv.weight", qkv, 0, "qkv")
@@ -57,9 +61,18 @@ def _layer_rules(mcore: str, hf: str, model: PolicyModel) -> Iterator[Rule]:
         yield Rule(mcore + "self_attention.k_layernorm.weight", (attention + "k_norm.weight",), None)
     yield Rule(mcore + "self_attention.linear_proj.weight", (attention + "o_proj.weight",), 1)
     yield Rule(mcore + "pre_mlp_layernorm.weight", (hf + "post_attention_layernorm.weight",), None)
-    gate_up = (mlp + "gate_proj.weight", mlp + "up_proj.weight")
+
+
+def _mlp_rules(mcore: str, hf: str) -> Iterator[Rule]:
+    gate_up = (hf + "mlp.gate_proj.weight", hf + "mlp.up_proj.weight")
     yield Rule(mcore + "mlp.linear_fc1.weight", gate_up, 0, "gate_up")
-    yield Rule(mcore + "mlp.linear_fc2.weight", (mlp + "down_proj.weight",), 1)
+    yield Rule(mcore + "mlp.linear_fc2.weight", (hf + "mlp.down_proj.weight",), 1)
+
+
+def _expert_rules(mcore: str, hf: str) -> Iterator[Rule]:
+    yield Rule(mcore + "mlp.router", (hf + "mlp.gate.weight",), None)
+    yield Rule(mcore + "mlp.gate_up", (hf + "mlp.experts.gate_up_proj",), 2, "experts")
+    yield Rule(mcore + "mlp.down", (hf + "mlp.experts.down_proj",), 2)
 
 
 def mark_shards(model: PolicyModel) -> None:
@@ -83,7 +96,10 @@ def scatter(model: PolicyModel, whole: Mapping[str, torch.Tensor], into: Mapping
         missing = [name for name in rule.hf if name not in whole]
         if missing:
             raise WeightsUnavailable(f"the weights lack {missing[0]}, which {rule.megatron} is made of")
-        parts = [_shard(whole[name], rule.axis, rank, size) for name in rule.hf]
+        tensors = [whole[name] for name in rule.hf]
+        if rule.join == "experts":
+            tensors = [tensor.unflatten(1, (2, -1)) for tensor in tensors]
+        parts = [_shard(tensor, rule.axis, rank, size) for tensor in tensors]
         joined = _join(parts, rule.join, model.config)
         target = into[rule.megatron]
         if joined.shape != target.shape:
@@ -100,7 +116,8 @@ def gather(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> dict[str, t
     mine: dict[str, torch.Tensor] = {}
     for rule in rules(model):
         for name, part in zip(rule.hf, _split(local[rule.megatron], rule.join, model.config), strict=True):
-            mine[name] = _unshard(part, rule.axis)
+            tensor = _unshard(part, rule.axis)
+            mine[name] = tensor.flatten(1, 2) if rule.join == "experts" else tensor
     if dist.get_world_size() == 1:
         return mine
     return _collect_stages(mine)
@@ -139,7 +156,7 @@ def _unshard(part: torch.Tensor, axis: int | None) -> torch.Tensor:
 
 
 def _join(parts: list[torch.Tensor], join: Join, config: Any) -> torch.Tensor:
-    if join == "one":
+    if join in ("one", "experts"):
         return parts[0]
     if join == "gate_up":
         return torch.cat(parts)
@@ -151,7 +168,7 @@ def _join(parts: list[torch.Tensor], join: Join, config: Any) -> torch.Tensor:
 
 
 def _split(tensor: torch.Tensor, join: Join, config: Any) -> list[torch.Tensor]:
-    if join == "one":
+    if join in ("one", "experts"):
         return [tensor]
     if join == "gate_up":
         return list(tensor.chunk(2))

@@ -1,0 +1,84 @@
+"""A mixture-of-experts layer as Qwen3-MoE has it: softmax router, top-k experts per token, no capacity limit, no
+auxiliary loss.
+
+Every tensor-parallel rank holds a slice of every expert, so nothing but the usual sum over ranks is communicated. Each
+token is computed on its own: rows and packed trees give the same result.
+
+Shapes: `_T` tokens, `_N` = T·k token–expert pairs in the order of the experts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, reduce_from_tensor_model_parallel_region
+from torch.nn.functional import grouped_mm, linear, silu
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    count: int
+    chosen: int
+    """Experts per token, k."""
+    intermediate: int
+    normalized: bool
+    """Whether the k router weights of a token are divided by their sum."""
+    dense_layers: frozenset[int]
+    """Layers, counted from 0, that have one ordinary MLP instead."""
+
+
+def expert_sizes(hf: Any) -> ExpertSizes | None:
+    """From a Hugging Face config; None for a model without experts."""
+    if hf.model_type != "qwen3_moe":
+        return None
+    layers = range(hf.num_hidden_layers)
+    dense = {i for i in layers if i in hf.mlp_only_layers or (i + 1) % hf.decoder_sparse_step}
+    return ExpertSizes(
+        hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, hf.norm_topk_prob, frozenset(dense)
+    )
+
+
+class SparseMlp(torch.nn.Module):
+    """Takes the place of a Megatron layer's MLP. Parameters are left uninitialised."""
+
+    def __init__(self, config: Any, **_: Any) -> None:
+        super().__init__()
+        self.sizes: ExpertSizes = config.experts
+        count, hidden = self.sizes.count, config.hidden_size
+        part = self.sizes.intermediate // parallel_state.get_tensor_model_parallel_world_size()
+
+        def empty(*shape: int) -> torch.nn.Parameter:
+            device = torch.cuda.current_device()
+            return torch.nn.Parameter(torch.empty(*shape, dtype=config.params_dtype, device=device))
+
+        self.router = empty(count, hidden)
+        self.gate_up = empty(count, 2, part, hidden)
+        self.down = empty(count, hidden, part)
+
+    def forward(self, hidden: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        """hidden [T, 1, hidden] → the same shape, and no bias."""
+        tokens_T = hidden.flatten(0, 1)
+        weights_Tk, chosen_Tk = self._route(tokens_T)
+        # What follows is a part of each expert: the gradients that flow back out of it are summed over ranks.
+        weights_Tk = copy_to_tensor_model_parallel_region(weights_Tk)
+        tokens_T = copy_to_tensor_model_parallel_region(tokens_T)
+        output_T = reduce_from_tensor_model_parallel_region(self._mix(tokens_T, weights_Tk, chosen_Tk))
+        return output_T.view_as(hidden), None
+
+    def _route(self, tokens_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shares = linear(tokens_T, self.router).softmax(-1, dtype=torch.float32)
+        weights_Tk, chosen_Tk = shares.topk(self.sizes.chosen)
+        if self.sizes.normalized:
+            weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True)
+        return weights_Tk.to(tokens_T.dtype), chosen_Tk
+
+    def _mix(self, tokens_T: torch.Tensor, weights_Tk: torch.Tensor, chosen_Tk: torch.Tensor) -> torch.Tensor:
+        """Σ over the chosen experts. Pairs are permuted and never accumulated by index: CUDA would add in no fixed order,
+        and tensor-parallel ranks must agree bit by bit."""
+        order_N = chosen_Tk.flatten().argsort(stable=True)
+        ends = chosen_Tk.flatten().bincount(minlength=self.sizes.count).cumsum(0).to(torch.int32)
+        pairs_N = tokens_T[:, None].expand(-1, self.sizes.chosen, -1).flatten(0, 1)[order_N]
+        gate_N, up_N = grouped_mm(pairs_N, self.gate_up.flatten(1, 2).mT, offs=ends).chunk(2, dim=-1)
+        output_N = grouped_mm(silu(gate_N) * up_N, self.down.mT, offs=ends)
+        return (output_N[order_N.argsort()].unflatten(0, chosen_Tk.shape) * weights_Tk[..., None]).sum(1)

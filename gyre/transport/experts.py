@@ -1,0 +1,51 @@
+"""Experts in safetensors files and in memory.
+
+A Hugging Face file has three tensors per expert; the model in memory, and with it everything that Gyre publishes
+(`gyre.transport.state`), has two per layer:
+
+    …mlp.experts.3.{gate,up}_proj.weight   [I, H] each   ↔   …mlp.experts.gate_up_proj   [experts, 2·I, H]
+    …mlp.experts.3.down_proj.weight        [H, I]        ↔   …mlp.experts.down_proj      [experts, H, I]
+
+Names without experts pass unchanged, in both directions.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+_IN_FILE = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_IN_MEMORY = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj")
+
+
+def fuse(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """File → memory."""
+    fused: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        match = _IN_FILE.fullmatch(name)
+        if match is None:
+            fused[name] = tensor
+        else:
+            experts.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
+    for name, of_layer in experts.items():
+        parts = [of_layer[i] for i in sorted(of_layer)]
+        fused[f"{name}.gate_up_proj"] = torch.stack([torch.cat([part["gate"], part["up"]]) for part in parts])
+        fused[f"{name}.down_proj"] = torch.stack([part["down"] for part in parts])
+    return fused
+
+
+def split(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Memory → file. The result shares memory with `tensors`."""
+    apart: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        match = _IN_MEMORY.fullmatch(name)
+        if match is None:
+            apart[name] = tensor
+        elif match[2] == "down":
+            apart |= {f"{match[1]}.{i}.down_proj.weight": expert for i, expert in enumerate(tensor)}
+        else:
+            for i, expert in enumerate(tensor):
+                gate, up = expert.chunk(2)
+                apart |= {f"{match[1]}.{i}.gate_proj.weight": gate, f"{match[1]}.{i}.up_proj.weight": up}
+    return apart
