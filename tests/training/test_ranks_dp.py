@@ -30,7 +30,7 @@ LAYOUTS = [
     ("qwen3-moe-mixed-4-layers", ParallelConfig(tensor=2, pipeline=2)),
 ]
 SMOOTH = OptimizerConfig(learning_rate=1e-3, epsilon=1e-6)
-"""With the paper's ε an element whose gradient is rounding noise moves by a whole learning rate in a random direction."""
+"""With the paper's ε an element whose gradient is rounding noise moves by a whole learning rate either way."""
 OFTEN_CLIP = ObjectiveConfig(clip_low=0.9999, clip_high=1.0001)
 
 

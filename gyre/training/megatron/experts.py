@@ -74,11 +74,12 @@ class SparseMlp(torch.nn.Module):
         return weights_Tk.to(tokens_T.dtype), chosen_Tk
 
     def _mix(self, tokens_T: torch.Tensor, weights_Tk: torch.Tensor, chosen_Tk: torch.Tensor) -> torch.Tensor:
-        """Σ over the chosen experts. Pairs are permuted and never accumulated by index: CUDA would add in no fixed order,
-        and tensor-parallel ranks must agree bit by bit."""
+        """Σ over the chosen experts. Pairs are permuted and never accumulated by index: CUDA would add in any order, and
+        tensor-parallel ranks must agree bit by bit."""
         order_N = chosen_Tk.flatten().argsort(stable=True)
         ends = chosen_Tk.flatten().bincount(minlength=self.sizes.count).cumsum(0).to(torch.int32)
         pairs_N = tokens_T[:, None].expand(-1, self.sizes.chosen, -1).flatten(0, 1)[order_N]
         gate_N, up_N = grouped_mm(pairs_N, self.gate_up.flatten(1, 2).mT, offs=ends).chunk(2, dim=-1)
         output_N = grouped_mm(silu(gate_N) * up_N, self.down.mT, offs=ends)
-        return (output_N[order_N.argsort()].unflatten(0, chosen_Tk.shape) * weights_Tk[..., None]).sum(1)
+        output_Tk = output_N[order_N.argsort()].view(*chosen_Tk.shape, -1)
+        return (output_Tk * weights_Tk[..., None]).sum(1)

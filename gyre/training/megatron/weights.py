@@ -98,7 +98,7 @@ def scatter(model: PolicyModel, whole: Mapping[str, torch.Tensor], into: Mapping
             raise WeightsUnavailable(f"the weights lack {missing[0]}, which {rule.megatron} is made of")
         tensors = [whole[name] for name in rule.hf]
         if rule.join == "experts":
-            tensors = [tensor.unflatten(1, (2, -1)) for tensor in tensors]
+            tensors = [tensor.view(len(tensor), 2, -1, tensor.shape[-1]) for tensor in tensors]
         parts = [_shard(tensor, rule.axis, rank, size) for tensor in tensors]
         joined = _join(parts, rule.join, model.config)
         target = into[rule.megatron]
