@@ -74,8 +74,8 @@ class SparseMlp(torch.nn.Module):
         return weights_Tk.to(tokens_T.dtype), chosen_Tk
 
     def _mix(self, tokens_T: torch.Tensor, weights_Tk: torch.Tensor, chosen_Tk: torch.Tensor) -> torch.Tensor:
-        """Σ over the chosen experts. Pairs are permuted and never accumulated by index: CUDA would add in any order, and
-        tensor-parallel ranks must agree bit by bit."""
+        """Σ over the chosen experts. Pairs are permuted and never accumulated by index: CUDA would add in any order,
+        and tensor-parallel ranks must agree bit by bit."""
         order_N = chosen_Tk.flatten().argsort(stable=True)
         ends = chosen_Tk.flatten().bincount(minlength=self.sizes.count).cumsum(0).to(torch.int32)
         pairs_N = tokens_T[:, None].expand(-1, self.sizes.chosen, -1).flatten(0, 1)[order_N]
