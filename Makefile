@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint unit e2e clean
+.PHONY: help setup demo test lint unit sglang e2e clean
 
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
@@ -24,6 +24,11 @@ lint:
 
 unit:
 	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+# The engine contract against a real SGLang server on the CPU; 3.2 GB in .cache.
+sglang: setup
+	@PYTHON=$(PYTHON) scripts/sglang_cpu.sh
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/engines
 
 clean:
 	rm -rf .venv .cache

@@ -27,7 +27,13 @@ class WeightTransport(Protocol):
         ...
 
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
-        """The snapshot, verified. Raises WeightsUnavailable when it is gone or damaged; never a mix of versions."""
+        """The snapshot, verified. Raises WeightsUnavailable when it is gone or damaged, PeerLost when its
+        publisher does not answer; never a mix of versions."""
+        ...
+
+    def fetch(self, ref: WeightRef) -> str:
+        """Path of a safetensors file on this machine that holds the snapshot, verified; it may be mapped but not
+        changed, and lives until this transport retires the version. Raises as `pull`, and PeerLost."""
         ...
 
     def retire(self, keep: set[int]) -> None:

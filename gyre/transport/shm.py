@@ -64,6 +64,10 @@ class ShmTransport:
             )
         return tensors
 
+    def fetch(self, ref: WeightRef) -> str:
+        self.pull(ref)
+        return ref.uri
+
     def retire(self, keep: set[int]) -> None:
         for version, file in self._snapshots():
             if version not in keep:

@@ -1,6 +1,5 @@
-"""SGLang servers as Gyre engines: HTTP to a running server, nothing of SGLang is imported.
+"""SGLang servers as Gyre engines: a child process behind HTTP, nothing of SGLang is imported. Written for 0.5.23.
 
-Written against SGLang 0.5.23. The contract tests run against a server that speaks its wire format
-(`tests/engines/sglang_stub.py`), not against SGLang itself; what that cannot show: real freeing of device memory, the
-server's own scheduling, and its exact error texts.
+`server` starts it, `client` speaks to it, `wire` and `calls` turn its streams into chunks, `weights` lays out what it
+loads, `engine` keeps the contract, `worker` is the process. docs/engines.md says what ran where.
 """

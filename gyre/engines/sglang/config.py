@@ -1,18 +1,52 @@
-"""What the adapter of an SGLang server needs to know."""
+"""What an SGLang engine needs to know before it starts."""
 
 import msgspec
 
+from gyre.core.errors import ConfigError
+from gyre.transport.base import WeightRef
 
-class SglangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    base_url: str
-    """Of a running server, for example "http://127.0.0.1:30000". For `release` to free anything it must have been
-    started with --enable-memory-saver; --incremental-streaming-output must be off. The end-of-sequence ids of its model
-    config and tokenizer stop a request besides the request's own."""
+
+class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    python: str
+    """Interpreter of the environment that has SGLang 0.5.23; Gyre itself never imports it."""
     model_dir: str
-    """Hugging Face directory with the files beside the weights; the server must see it under the same path."""
-    exchange_dir: str
-    """Directory that the server can read; holds one view per update: `model_dir`'s files and the published weights."""
-    max_context: int
-    """The server's --context-length."""
+    """Hugging Face directory. Its weights are read for their names and shapes only; the values come through the
+    transport."""
+    transport_root: str
+    """Directory of the shared-memory transport."""
+    weights: WeightRef | None = None
+    """Published weights to start with; without them the engine is NotReady until the first `update_weights`."""
+    device: str = "cuda"
+    """SGLang's --device. "cpu" is for tests: no memory can be released there."""
+    dtype: str = "bfloat16"
+    tensor: int = 1
+    """Tensor-parallel ranks of this engine."""
+    kv_tokens: int | None = None
+    """KV memory in tokens; None leaves it to SGLang's memory fraction."""
+    max_requests: int = 64
+    """Most requests of one forward pass; more wait their turn."""
+    max_context: int = 8192
+    """Prompt plus output; a generation that reaches it ends with finish "length"."""
+    stream_interval: int = 8
+    """Tokens per event of a stream, after the first. Each event repeats prompt ids and everything before, so that a
+    small number costs much for long contexts."""
+    seed: int = 0
+    args: dict[str, str | int | float | bool] = {}
+    """Further arguments of `sglang.launch_server`, without dashes in front."""
+    start_timeout_s: float = 600.0
     control_timeout_s: float = 600.0
     """For pauses, updates and releases. Generation has no timeout of its own: its callers have."""
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "max_requests", "max_context", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"sglang engine: {name} = {getattr(self, name)} must be at least 1")
+        if self.kv_tokens is not None and self.kv_tokens < self.max_context + CONTEXT_RESERVE:
+            raise ConfigError(
+                f"sglang engine: kv_tokens = {self.kv_tokens} holds less than one context; "
+                f"at least {self.max_context + CONTEXT_RESERVE} are needed"
+            )
+
+
+CONTEXT_RESERVE = 8
+"""Tokens that the server keeps back of its context length for itself (6 in 0.5.23), so it is told a longer one."""

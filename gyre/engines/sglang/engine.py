@@ -1,37 +1,46 @@
-"""`Engine` over the HTTP endpoints of one SGLang server.
+"""`Engine` over one SGLang server that nobody else talks to.
 
-Differences that callers may notice: a pause in place is SGLang's "retract" (requests stay, but their KV is recomputed
-after `resume`), because only then can the prefix cache be dropped under running requests; counters in `status` count
-what arrived here; the digest is that of the published weights the server said it loaded.
+The engine, not the server, decides what may run. A pause in place and an update end the running segments at the server
+with their partial output and send the rest, with what was produced as part of the prompt, once the gate opens again. So
+no segment lives through a version change, and every token's version is known when it arrives. After a pause without an
+update the server's prefix cache still has the context; after an update it is computed anew, as the contract wants.
+
+Differences that callers may notice: `status` counts tokens when they arrive here and cannot see KV blocks; the digest
+is that of the published weights the server said it loaded.
 """
 
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import httpx
+import msgspec
 
 from gyre.core.errors import GyreError, NotReady, PeerLost, WeightsUnavailable
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, PauseMode
-from gyre.engines.sglang.config import SglangConfig
-from gyre.engines.sglang.wire import ChunkReader
-from gyre.transport.base import WeightRef, WeightTransport
+from gyre.engines.sglang.calls import Call
+from gyre.engines.sglang.client import Refused, SglangClient
+from gyre.engines.sglang.weights import ModelDirs
+from gyre.engines.sglang.wire import SegmentReader
+from gyre.transport.base import WeightRef
 
 _TAGS = ["weights", "kv_cache"]
-_SSE = "data: "
+# An abort that overtook its request inside the server is lost, so it is said again.
+_ABORT_AGAIN_S = 0.25
 
 
 class SglangEngine:
-    """`transport` must publish safetensors files (`ShmTransport` does): the server loads them where they lie."""
-
-    def __init__(self, config: SglangConfig, transport: WeightTransport) -> None:
-        self._config = config
-        self._transport = transport
-        self._http = httpx.AsyncClient(base_url=config.base_url, timeout=httpx.Timeout(config.control_timeout_s))
+    def __init__(self, client: SglangClient, models: ModelDirs, max_context: int, control_timeout_s: float) -> None:
+        self._client = client
+        self._models = models
+        self._limit = min(max_context, models.positions)
+        self._control_timeout_s = control_timeout_s
         self._changing = asyncio.Lock()
-        self._running: set[str] = set()
+        """Pauses, updates and releases happen one after another."""
+        self._calls: dict[str, Call] = {}
+        """Running requests by the caller's id."""
+        self._open = True
+        """Whether segments may start."""
         self._paused: PauseMode | None = None
         self._released = False
         self._version = -1
@@ -39,53 +48,78 @@ class SglangEngine:
         self._generated = 0
         self._cached = 0
 
-    async def close(self) -> None:
-        await self._http.aclose()
-
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         self._admit(request)
-        body = {
-            "rid": request.request_id,
-            "input_ids": request.input_ids,
+        call = Call(request)
+        self._calls[request.request_id] = call
+        if self._open:
+            call.gate.set()
+        driver = asyncio.create_task(self._drive(call))
+        try:
+            while (chunk := await call.chunks.get()) is not None:
+                yield chunk
+            await driver
+        finally:
+            # Reached early when the caller closes the stream: then the server must not go on.
+            driver.cancel()
+            await asyncio.gather(driver, return_exceptions=True)
+
+    async def _drive(self, call: Call) -> None:
+        """Runs segments until the call has an end. A task of its own, so that a slow reader delays no pause."""
+        try:
+            finished = False
+            while not finished:
+                await call.gate.wait()
+                if self._version < 0:
+                    raise NotReady("the engine lost its weights while this request waited; it can go on elsewhere")
+                if call.aborted or call.budget == 0:
+                    call.put(GenerateChunk(finish="abort" if call.aborted else "length"))
+                    return
+                finished = await self._segment(call)
+        finally:
+            self._calls.pop(call.request.request_id, None)
+            call.end()
+
+    async def _segment(self, call: Call) -> bool:
+        """Whether the call has ended with it."""
+        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version)
+        at_server = True
+        try:
+            async for event in self._client.generate(self._body(call, segment)):
+                chunk = reader.read(event)
+                at_server = chunk.finish is None
+                self._generated += len(chunk.output_ids)
+                self._cached += chunk.cached_tokens
+                if chunk.finish == "abort" and not call.aborted:
+                    if call.gate.is_set():
+                        raise GyreError(f"SGLang aborted request {call.request.request_id} on its own")
+                    call.put(msgspec.structs.replace(chunk, finish=None))
+                    return False
+                call.put(chunk)
+                if chunk.finish is not None:
+                    return True
+            raise PeerLost(f"SGLang ended the stream of request {call.request.request_id} without a reason")
+        finally:
+            if at_server:
+                # The caller left, or the stream broke; the server may be gone itself.
+                await asyncio.shield(asyncio.ensure_future(self._abandon(segment)))
+            call.end_segment()
+
+    def _body(self, call: Call, segment: str) -> dict[str, Any]:
+        sampling = call.request.sampling
+        return {
+            "rid": segment,
+            "input_ids": call.input_ids,
             "sampling_params": {
-                "temperature": request.sampling.temperature,
+                "temperature": sampling.temperature,
                 "top_p": 1.0,
-                "max_new_tokens": min(request.max_new_tokens, self._config.max_context - len(request.input_ids)),
-                "stop_token_ids": request.sampling.stop_token_ids,
-                # The server's `ignore_eos` ignores stop_token_ids as well, so it serves only requests without any.
-                "ignore_eos": not request.sampling.stop_token_ids,
+                "max_new_tokens": min(call.budget, self._limit - len(call.input_ids)),
+                "stop_token_ids": sampling.stop_token_ids,
             },
             "stream": True,
             "return_logprob": True,
             "return_prompt_token_ids": True,
         }
-        self._running.add(request.request_id)
-        finished = False
-        try:
-            async for chunk in self._stream(body):
-                self._generated += len(chunk.output_ids)
-                self._cached += chunk.cached_tokens
-                finished = chunk.finish is not None
-                yield chunk
-            if not finished:
-                raise PeerLost(f"SGLang at {self._config.base_url} ended request {request.request_id} without a reason")
-        finally:
-            self._running.discard(request.request_id)
-            if not finished:
-                # The caller left, or the stream broke: the server must not go on. It may be gone itself.
-                await asyncio.shield(asyncio.ensure_future(self._abandon(request.request_id)))
-
-    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[GenerateChunk]:
-        reader = ChunkReader()
-        try:
-            async with self._http.stream("POST", "/generate", json=body, timeout=None) as response:
-                if response.status_code != 200:
-                    raise GyreError(f"SGLang refused the request: {_reason(await response.aread())}")
-                async for line in response.aiter_lines():
-                    if line.startswith(_SSE) and line != _SSE + "[DONE]":
-                        yield reader.read(line.removeprefix(_SSE))
-        except httpx.TransportError as error:
-            raise PeerLost(f"SGLang at {self._config.base_url} is not reachable: {error!r}") from error
 
     def _admit(self, request: GenerateRequest) -> None:
         if self._released:
@@ -94,7 +128,7 @@ class SglangEngine:
             raise NotReady("the engine has no weights yet; update_weights first")
         if self._paused is PauseMode.ABORT:
             raise NotReady("the engine is paused and admits nothing; resume it or use another one")
-        if request.request_id in self._running:
+        if request.request_id in self._calls:
             raise GyreError(f"request id {request.request_id} is already running; ids are unique while running")
         sampling, length = request.sampling, len(request.input_ids)
         if sampling.top_p != 1.0:
@@ -105,106 +139,121 @@ class SglangEngine:
             raise GyreError(
                 f"request of {length} prompt and {request.max_new_tokens} new tokens: both must be positive"
             )
-        if length >= self._config.max_context:
-            raise GyreError(
-                f"prompt of {length} tokens does not fit the engine's context of {self._config.max_context}"
-            )
+        if length >= self._limit:
+            raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
+        if not 0 <= min(request.input_ids) <= max(request.input_ids) < self._models.vocabulary:
+            raise GyreError(f"prompt ids outside the vocabulary of {self._models.vocabulary}")
 
     async def abort(self, request_id: str) -> None:
-        await self._post("/abort_request", {"rid": request_id} if request_id else {"abort_all": True})
+        calls = [self._calls[request_id]] if request_id in self._calls else []
+        await self._abort(list(self._calls.values()) if request_id == "" else calls)
+
+    async def _abort(self, calls: list[Call]) -> None:
+        for call in calls:
+            call.aborted = True
+            call.gate.set()
+        await self._end_segments(calls)
+        await asyncio.gather(*(call.ended.wait() for call in calls))
+
+    async def _end_segments(self, calls: list[Call]) -> None:
+        """Returns when none of `calls` has a segment at the server."""
+        try:
+            async with asyncio.timeout(self._control_timeout_s):
+                while running := [(call, call.segment) for call in calls if call.segment is not None]:
+                    for _, segment in running:
+                        await self._client.post("/abort_request", {"rid": segment})
+                    waits = [asyncio.ensure_future(call.idle()) for call, _ in running]
+                    await asyncio.wait(waits, timeout=_ABORT_AGAIN_S)
+                    for wait in waits:
+                        wait.cancel()
+        except TimeoutError:
+            raise PeerLost(f"SGLang did not end its requests within {self._control_timeout_s:g} s") from None
+
+    async def _abandon(self, segment: str) -> None:
+        try:
+            await self._client.post("/abort_request", {"rid": segment})
+        except PeerLost:
+            return
+
+    async def _hold(self) -> None:
+        """Nothing runs at the server when this returns, and nothing starts until `_go_on`."""
+        self._open = False
+        calls = list(self._calls.values())
+        for call in calls:
+            call.gate.clear()
+        await self._end_segments(calls)
+
+    def _go_on(self) -> None:
+        self._open = True
+        for call in self._calls.values():
+            call.gate.set()
 
     async def pause(self, mode: PauseMode) -> None:
         async with self._changing:
             self._paused = mode
-            if not self._released:
-                await self._post("/pause_generation", {"mode": "abort" if mode is PauseMode.ABORT else "retract"})
+            if mode is PauseMode.ABORT:
+                self._open = False
+                await self._abort(list(self._calls.values()))
+            else:
+                await self._hold()
 
     async def resume(self) -> None:
         async with self._changing:
-            if self._paused is not None and not self._released:
-                await self._post("/continue_generation", {})
             self._paused = None
+            self._go_on()
 
     async def update_weights(self, ref: WeightRef) -> None:
         async with self._changing:
             if self._released:
                 raise NotReady("the engine's memory is released; restore it before update_weights")
-            view = await asyncio.to_thread(self._view, ref)
-            # Unpaused, the server would wait until no request runs.
-            if self._paused is None:
-                await self._post("/pause_generation", {"mode": "retract"})
+            view = await asyncio.to_thread(self._models.view, ref)
             try:
-                await self._load(ref, view)
+                await self._hold()
+                await self._load(ref, str(view))
             finally:
                 if self._paused is None:
-                    await self._post("/continue_generation", {})
-                shutil.rmtree(view)
+                    self._go_on()
+                await asyncio.to_thread(shutil.rmtree, view)
 
-    async def _load(self, ref: WeightRef, view: Path) -> None:
-        body = {"model_path": str(view), "weight_version": str(ref.version), "flush_cache": True}
+    async def _load(self, ref: WeightRef, path: str) -> None:
+        """From here on an error leaves the engine without weights: what the server holds then is not known."""
+        body = {"model_path": path, "load_format": "auto", "weight_version": str(ref.version), "flush_cache": True}
+        self._version, self._checksum = -1, ""
         try:
-            await self._post("/update_weights_from_disk", body)
-        except PeerLost:
-            raise
-        except GyreError as error:
+            await self._settle()
+            await self._client.post("/update_weights_from_disk", body)
+        except Refused as error:
             raise WeightsUnavailable(f"version {ref.version} was not loaded: {error}") from error
         self._version, self._checksum = ref.version, ref.checksum
 
-    def _view(self, ref: WeightRef) -> Path:
-        """A model directory whose weights are the snapshot, after its digest was verified."""
-        self._transport.pull(ref)
-        view = Path(self._config.exchange_dir) / f"v{ref.version:08d}-{ref.checksum}"
-        shutil.rmtree(view, ignore_errors=True)
-        view.mkdir(parents=True)
-        for file in Path(self._config.model_dir).resolve().iterdir():
-            if not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
-                (view / file.name).symlink_to(file)
-        (view / "model.safetensors").symlink_to(Path(ref.uri).resolve())
-        return view
+    async def _settle(self) -> None:
+        """Waits until the scheduler has put away its last batch; before that it can neither flush nor release."""
+        await self._client.post(f"/flush_cache?timeout={self._control_timeout_s:g}", {})
 
     async def release(self) -> None:
         async with self._changing:
-            if self._running:
-                raise NotReady(f"{len(self._running)} requests are running; pause with abort before release")
+            if self._calls:
+                raise NotReady(f"{len(self._calls)} requests are running; pause with abort before release")
             if not self._released:
-                await self._post("/release_memory_occupation", {"tags": _TAGS})
-            self._released, self._version, self._checksum = True, -1, ""
+                # Nothing is admitted from here on.
+                self._version, self._checksum = -1, ""
+                await self._settle()
+                await self._client.post("/release_memory_occupation", {"tags": _TAGS})
+                self._released = True
 
     async def restore(self) -> None:
         async with self._changing:
             if self._released:
-                await self._post("/resume_memory_occupation", {"tags": _TAGS})
-                # What `pause` and `resume` were told meanwhile.
-                await self._post("/pause_generation", {"mode": "abort"})
-                if self._paused is None:
-                    await self._post("/continue_generation", {})
+                await self._client.post("/resume_memory_occupation", {"tags": _TAGS})
             self._released = False
 
     async def status(self) -> EngineStatus:
         return EngineStatus(
             version=self._version,
-            running=len(self._running),
+            running=len(self._calls),
             paused=self._paused is not None,
             released=self._released,
             generated_tokens=self._generated,
             cached_tokens=self._cached,
             weights_checksum=self._checksum,
         )
-
-    async def _abandon(self, request_id: str) -> None:
-        try:
-            await self.abort(request_id)
-        except PeerLost:
-            return
-
-    async def _post(self, path: str, body: dict[str, Any]) -> None:
-        try:
-            response = await self._http.post(path, json=body)
-        except httpx.TransportError as error:
-            raise PeerLost(f"SGLang at {self._config.base_url} did not answer {path}: {error!r}") from error
-        if response.status_code != 200:
-            raise GyreError(f"SGLang refused {path} ({response.status_code}): {_reason(response.content)}")
-
-
-def _reason(content: bytes) -> str:
-    return content.decode(errors="replace")[:500]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, InvariantViolation, PromptMismatch
 from gyre.core.records import FinishReason
 from gyre.engines.base import GenerateChunk
 
@@ -26,7 +26,10 @@ class MetaInfo(msgspec.Struct):
     finish_reason: Finish | None = None
     output_token_logprobs: list[tuple[float, int, str | None]] = []
     """All so far: log-probability, token id, text."""
+    weight_version: str = ""
+    """Of the server when it sent the event."""
     weight_versions: list[Span] = []
+    """Last event only."""
     cached_tokens: int = 0
 
 
@@ -38,37 +41,47 @@ class Event(msgspec.Struct):
     error: dict[str, object] | None = None
 
 
-_decoder = msgspec.json.Decoder(Event)
+class SegmentReader:
+    """Turns the cumulative events of one segment into chunks of new tokens.
 
+    A segment is one request at the server, whole under one version: the engine lets none live through an update. So
+    every token's version is known when it arrives, and the spans in the last event must say the same."""
 
-class ChunkReader:
-    """Turns the cumulative events of one request into chunks of new tokens."""
-
-    def __init__(self) -> None:
+    def __init__(self, input_ids: list[int], version: int) -> None:
+        self._input_ids = input_ids
+        self._version = version
         self._count = 0
-        self._first = True
+        self._cached: int | None = None
 
-    def read(self, data: str) -> GenerateChunk:
-        """Raises GyreError when the event is an error or its parts disagree."""
-        event = _decoder.decode(data)
+    def read(self, event: Event) -> GenerateChunk:
+        """Raises GyreError when the event is an error, PromptMismatch, InvariantViolation for a foreign version."""
         if event.error is not None:
             raise GyreError(f"SGLang failed the request: {event.error.get('message', event.error)}")
         meta = event.meta_info
         new = meta.output_token_logprobs[self._count :]
-        versions = [int(s.version) for s in meta.weight_versions for _ in range(max(s.start, self._count), s.end)]
-        if len(versions) != len(new):
-            raise GyreError(f"SGLang sent {len(new)} tokens with {len(versions)} weight versions; they must be equal")
-        finish = meta.finish_reason
-        if finish is not None and finish.type not in FINISH:
-            raise GyreError(f"SGLang ended the request with unknown reason {finish.type!r}: {finish.message}")
-        chunk = GenerateChunk(
+        finish = self._finish(meta)
+        if new and event.prompt_token_ids != self._input_ids:
+            raise PromptMismatch("SGLang answered for other prompt ids than the ones sent; its tokens are dropped")
+        versions = {span.version for span in meta.weight_versions if span.end > span.start}
+        versions |= {meta.weight_version} if new else set()
+        if versions - {str(self._version)}:
+            raise InvariantViolation(f"SGLang sampled with versions {sorted(versions)} while it held {self._version}")
+        first = self._cached is None
+        self._cached = meta.cached_tokens
+        self._count += len(new)
+        return GenerateChunk(
             output_ids=[token for _, token, _ in new],
             logprobs=[logprob for logprob, _, _ in new],
-            versions=versions,
-            finish=None if finish is None else FINISH[finish.type],
-            prompt_ids=event.prompt_token_ids if self._first else None,
-            cached_tokens=meta.cached_tokens if self._first else 0,
+            versions=[self._version] * len(new),
+            finish=finish,
+            prompt_ids=event.prompt_token_ids if first else None,
+            cached_tokens=meta.cached_tokens if first else 0,
         )
-        self._count += len(new)
-        self._first = False
-        return chunk
+
+    def _finish(self, meta: MetaInfo) -> FinishReason | None:
+        reason = meta.finish_reason
+        if reason is None:
+            return None
+        if reason.type not in FINISH:
+            raise GyreError(f"SGLang ended the request with unknown reason {reason.type!r}: {reason.message}")
+        return FINISH[reason.type]

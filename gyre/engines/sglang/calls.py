@@ -1,0 +1,70 @@
+"""A running request as the engine sees it: one or more segments at the server, and a gate between them."""
+
+import asyncio
+import uuid
+
+from gyre.engines.base import GenerateChunk, GenerateRequest
+
+
+class Call:
+    """`gate` is open while segments may run. `segment` is the id of the one at the server, of fixed length: SGLang
+    aborts every request whose id *starts* with the one it is given."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.produced: list[int] = []
+        self.aborted = False
+        self.gate = asyncio.Event()
+        self.segment: str | None = None
+        self.chunks: asyncio.Queue[GenerateChunk | None] = asyncio.Queue()
+        """None: the end, also after an error."""
+        self.ended = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._first = True
+
+    @property
+    def input_ids(self) -> list[int]:
+        """Of the next segment."""
+        return self.request.input_ids + self.produced
+
+    @property
+    def budget(self) -> int:
+        """New tokens left."""
+        return self.request.max_new_tokens - len(self.produced)
+
+    def begin_segment(self) -> str:
+        self.segment = uuid.uuid4().hex
+        self._idle.clear()
+        return self.segment
+
+    def end_segment(self) -> None:
+        self.segment = None
+        self._idle.set()
+
+    def end(self) -> None:
+        """The last thing that happens to a call."""
+        self.chunks.put_nowait(None)
+        self.ended.set()
+
+    def put(self, chunk: GenerateChunk) -> None:
+        """Only the first chunk of a call tells prompt ids and cached tokens; an empty one in the middle is left out."""
+        if not chunk.output_ids and chunk.finish is None:
+            return
+        self.produced += chunk.output_ids
+        self.chunks.put_nowait(
+            GenerateChunk(
+                output_ids=chunk.output_ids,
+                logprobs=chunk.logprobs,
+                versions=chunk.versions,
+                finish=chunk.finish,
+                # Aborted before its first pass: the ids that waited here are the ids that would have been used.
+                prompt_ids=(chunk.prompt_ids or self.request.input_ids) if self._first else None,
+                cached_tokens=chunk.cached_tokens if self._first else 0,
+            )
+        )
+        self._first = False
+
+    async def idle(self) -> None:
+        """Returns when no segment of this call is at the server."""
+        await self._idle.wait()

@@ -1,0 +1,108 @@
+"""The adapter keeps the engine contract over a real SGLang server; its weights are the core's at TP 1 and 2."""
+
+import asyncio
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+from contract import EngineContract, Rig, ask, close, prompt, request, reset
+from sglang_servers import checksums, cpu_config, needs_sglang, running, save_tiny_model, server_parameters
+
+from gyre.core.errors import NotReady
+from gyre.engines.base import Engine, PauseMode
+from gyre.launch.base import ProcessSpec
+from gyre.launch.local import LocalLauncher
+from gyre.rpc import connect
+from gyre.transport.shm import ShmTransport
+
+pytestmark = [pytest.mark.sglang, needs_sglang]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+async def held(client) -> list[dict[str, str]]:
+    """Checksums of every parameter, by rank."""
+    answer = await client.post("/weights_checker", {"action": "checksum"})
+    return [rank["checksums"] for rank in msgspec.json.decode(answer)["ranks"]]
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestOneRank(EngineContract):
+    @pytest_asyncio.fixture(loop_scope="class", scope="class")
+    async def started(self, model_dir, tmp_path_factory):
+        config = cpu_config(model_dir, str(tmp_path_factory.mktemp("weights")))
+        async with running(config, tmp_path_factory.mktemp("private")) as (rig, client):
+            with pytest.raises(NotReady, match="no weights"):
+                await ask(rig.engine, request("early", prompt(4)))
+            yield rig, client
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def rig(self, started):
+        await reset(started[0])
+        return started[0]
+
+    async def test_its_weights_are_the_published_ones(self, rig: Rig, started):
+        for version in (2, 1, 3):
+            await rig.engine.update_weights(rig.publish(version))
+            assert await held(started[1]) == [checksums(server_parameters(rig.models[version], 0, 1))]
+
+    async def test_an_id_that_starts_like_another_one_is_not_aborted_with_it(self, rig: Rig):
+        short = asyncio.create_task(ask(rig.engine, request("r1", prompt(30), 200)))
+        long = asyncio.create_task(ask(rig.engine, request("r10", prompt(30), 60)))
+        await self.settles(rig, lambda status: status.running == 2)
+        await rig.engine.abort("r1")
+        assert (await short).finish == "abort"
+        assert len((await long).output_ids) == 60
+
+    async def test_a_pause_without_an_update_keeps_the_context_cached(self, rig: Rig):
+        ids = prompt(100)
+        task = asyncio.create_task(ask(rig.engine, request("a", ids, 200)))
+        await self.settles(rig, lambda status: status.running == 1 and status.generated_tokens > 0)
+        before = (await rig.engine.status()).cached_tokens
+        await rig.engine.pause(PauseMode.IN_PLACE)
+        await rig.engine.resume()
+        await task
+        assert (await rig.engine.status()).cached_tokens >= before + len(ids)
+
+
+async def test_two_ranks_hold_their_parts_and_answer_alike(model_dir, tmp_path):
+    config = cpu_config(model_dir, str(tmp_path / "weights"), tensor=2)
+    async with running(config, tmp_path) as (rig, client):
+        for version in (1, 2):
+            await rig.engine.update_weights(rig.publish(version))
+            expected = [checksums(server_parameters(rig.models[version], rank, 2)) for rank in range(2)]
+            assert await held(client) == expected
+        answer = await ask(rig.engine, request("a", prompt(40), 20))
+        close(answer.logprobs, rig.expected(prompt(40), answer.output_ids, 2))
+        assert answer.versions == [2] * 20
+
+
+async def test_the_worker_serves_it_and_the_server_dies_with_the_worker(model_dir, tmp_path):
+    transport = ShmTransport(str(tmp_path / "weights"))
+    rig = Rig(None, transport, grain=1)  # type: ignore[arg-type]
+    config = cpu_config(model_dir, str(transport.root), weights=rig.publish(1))
+    spec = ProcessSpec(
+        name="engine-0",
+        entry="gyre.engines.sglang.worker:main",
+        config=msgspec.Raw(msgspec.json.encode(config)),
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    async with LocalLauncher(tmp_path) as launcher:
+        process = await launcher.start(spec)
+        connection = connect(Engine, process.address, launcher.secret)
+        answer = await ask(connection.stub, request("a", prompt(40), 10))
+        close(answer.logprobs, rig.expected(prompt(40), answer.output_ids, 1))
+        await connection.stub.update_weights(rig.publish(2))
+        answer = await ask(connection.stub, request("b", prompt(40), 10))
+        close(answer.logprobs, rig.expected(prompt(40), answer.output_ids, 2))
+        await connection.close()
+        worker = psutil.Process(process.pid)
+        family = worker.children(recursive=True)
+        assert any("sglang" in " ".join(child.cmdline()) for child in family)
+        worker.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, 20)
+        assert not alive
