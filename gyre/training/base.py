@@ -82,7 +82,10 @@ class Trainer(Protocol):
         ...
 
     async def save(self, directory: str) -> None:
-        """Core only: parameters (Hugging Face layout), optimizer state and RNG into `directory`, complete or absent."""
+        """Core only: parameters (Hugging Face layout), optimizer state and RNG into `directory`, complete or absent.
+
+        What is saved is the state when the call began. It returns when `directory` is complete; other calls may be made
+        and answered meanwhile. An error of the disk is raised here."""
         ...
 
     async def load(self, directory: str) -> int:

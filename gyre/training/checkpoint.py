@@ -6,12 +6,14 @@
     trainer.json                   version and number of updates
 
 The layout is that of the model, not of the ranks: a run may resume with another parallel layout. A directory appears
-whole, by rename, or not at all.
+whole, by rename, or not at all; a writer that dies leaves the checkpoints before it as they were.
 """
 
 import json
 import os
 import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
@@ -23,11 +25,12 @@ from gyre.core.errors import ConfigError
 from gyre.transport import experts
 
 _RNG = "rng/torch"
+_PARTIAL = ".partial"
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a checkpoint holds, in memory."""
+    """Everything that a checkpoint holds, in host memory that nothing else writes to."""
 
     version: int
     steps: int
@@ -37,11 +40,31 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     rng: torch.Tensor
 
 
+class Writer:
+    """Writes checkpoints in a thread of its own, so that training goes on after a copy in memory. One at a time: at
+    most one copy waits for the disk."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+
+    def settle(self) -> None:
+        """Returns when the last write has ended, one way or the other."""
+        wait([self._last] if self._last else [])
+
+    def start(self, directory: str, model_dir: str, checkpoint: Checkpoint) -> Future[None]:
+        """Begins `write`; the future has its outcome."""
+        self._last = self._thread.submit(write, directory, model_dir, checkpoint)
+        return self._last
+
+
 def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
-    """Writes `directory`, replacing what was there. `model_dir` gives config and tokenizer."""
+    """Writes `directory`, replacing what was there, and removes what earlier writers left unfinished beside it.
+    `model_dir` gives config and tokenizer."""
     target = Path(directory)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = target.with_name(f".{target.name}{_PARTIAL}")
+    for left in target.parent.glob(f".*{_PARTIAL}"):
+        shutil.rmtree(left)
     partial.mkdir(parents=True)
     for file in Path(model_dir).iterdir():
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
@@ -85,8 +108,13 @@ def read_initial(model_dir: str) -> dict[str, torch.Tensor]:
     return experts.fuse({name: tensor.float() for file in files for name, tensor in load_file(file).items()})
 
 
-def _plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def host_copy(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in host memory that later steps do not change."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def _sync(path: Path) -> None:

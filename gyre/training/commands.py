@@ -10,7 +10,7 @@ import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from gyre.core.errors import GyreError
+from gyre.core.errors import PeerLost
 
 _POLL = timedelta(seconds=60)
 """The store logs a warning at the end of every unsuccessful wait; a wait ends as soon as the key appears."""
@@ -56,7 +56,7 @@ class CommandStream:
         self._store.set(f"answer/{number}", _FAILED + message.encode())  # type: ignore[arg-type]
 
     def wait_answer(self, number: int) -> bytes:
-        """Leader: the answer to a command, asked for in the order of the commands. Raises GyreError when a rank of the
+        """Leader: the answer to a command, asked for in the order of the commands. Raises PeerLost when a rank of the
         cell has failed; a rank that died without a word is noticed by whoever watches its process."""
         if not self._failure:
             answer = self._wait(f"answer/{number}")
@@ -65,7 +65,7 @@ class CommandStream:
             if answer.startswith(_OK):
                 return answer[len(_OK) :]
             self._failure = answer[len(_FAILED) :].decode()
-        raise GyreError(f"the cell must be restarted: {self._failure}")
+        raise PeerLost(f"the cell must be restarted: {self._failure}")
 
     def _wait(self, key: str) -> bytes:
         while True:

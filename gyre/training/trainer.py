@@ -9,6 +9,7 @@ asleep ─wake─▶ awake ─join─▶ joined ─micro_step*─▶ joined ─r
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import StrEnum
 from functools import partial
 
@@ -59,6 +60,7 @@ class MegatronTrainer:
         model = self._replica.model
         stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
         self._pipeline = Pipeline(stage, self._replica.forward)
+        self._writer = checkpoint.Writer()
         self.version = 0 if self._core else -1
         """Policy version of the parameters; −1 before a satellite's first join."""
         self.phase = Phase.AWAKE
@@ -162,23 +164,29 @@ class MegatronTrainer:
         logprobs = self._pipeline.score(pack, pack.tokens)
         return None if logprobs is None else list(logprobs.tolist())
 
-    def save(self, directory: str) -> None:
+    def save(self, directory: str) -> Future[None] | None:
+        """Copies parameters, moments and RNG state to host memory. The future, on rank 0, says when `directory` is
+        complete; everything may be called meanwhile, and later steps do not show in it."""
         adam = self._core_only("save")
         self._require("save", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
+        self._writer.settle()
         self._announce()
+        parameters, moments = self._replica.whole(), adam.whole_moments()
+        if self._config.rank > 0:
+            return None
         state = checkpoint.Checkpoint(
             version=self.version,
             steps=adam.steps,
-            parameters=self._replica.whole(),
-            moments=adam.whole_moments(),
+            parameters=checkpoint.host_copy(parameters),
+            moments={moment: checkpoint.host_copy(tensors) for moment, tensors in moments.items()},
             rng=torch.get_rng_state(),
         )
-        if self._config.rank == 0:
-            checkpoint.write(directory, self._config.model_dir, state)
+        return self._writer.start(directory, self._config.model_dir, state)
 
     def load(self, directory: str) -> int:
         adam = self._core_only("load")
         self._require("load", Phase.AWAKE)
+        self._writer.settle()
         state = checkpoint.read(directory)
         self._announce()
         self._replica.scatter(state.parameters)

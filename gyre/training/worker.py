@@ -102,7 +102,7 @@ class TrainerService:
         return cast(list[float], await self._run("score", ids_T))
 
     async def save(self, directory: str) -> None:
-        await self._run("save", directory)
+        await asyncio.wrap_future(await self._run("save", directory))
 
     async def load(self, directory: str) -> int:
         return cast(int, await self._run("load", directory))

@@ -74,7 +74,7 @@ def test_a_trained_model_goes_to_the_engine_to_a_checkpoint_and_to_transformers(
         load_weights(engine, trainer._transport.pull(trainer.publish()), version=1)
         assert float((ours - hf_logprobs(engine, ids)).abs().max()) <= 1e-5
 
-        trainer.save(str(tmp_path / "checkpoint"))
+        trainer.save(str(tmp_path / "checkpoint")).result()
         export_hf(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
         exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
         assert float((ours - hf_logprobs(exported, ids)).abs().max()) <= 1e-5

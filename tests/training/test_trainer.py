@@ -1,18 +1,23 @@
 """The life cycle of one training rank: phases, memory, score, publication, checkpoints, export."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 import torch
-from training_cases import hf_logprobs, make_executions, micro_step
+from training_cases import hf_logprobs, make_executions, micro_step, rank_processes, trainer_config
 from transformers import AutoModelForCausalLM
 
 from gyre.core.errors import ConfigError, InvariantViolation, NotReady, WeightsUnavailable
-from gyre.training.config import OptimizerConfig
+from gyre.training import checkpoint
+from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.export import export_hf
+from gyre.training.groups import StoreServer
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport.base import WeightRef
+from gyre.transport.shm import ShmTransport
 
 
 def one_step(trainer: MegatronTrainer, hf_model, seed: int) -> float:
@@ -158,7 +163,7 @@ def test_resume_is_exact(make_trainer, hf_model, tmp_path: Path, steps_before: i
     for seed in range(steps_before):
         one_step(trainer, hf_model, seed)
     trainer.wake()
-    trainer.save(directory)
+    trainer.save(directory).result()
     norms = [one_step(trainer, hf_model, seed) for seed in (10, 11)]
     expected = parameters(trainer)
 
@@ -174,21 +179,79 @@ def test_save_replaces_and_leaves_nothing_partial(make_trainer, hf_model, tmp_pa
     target = tmp_path / "checkpoints" / "latest"
     trainer = make_trainer()
     trainer.wake()
-    trainer.save(str(target))
+    trainer.save(str(target)).result()
     one_step(trainer, hf_model, 1)
     with monkeypatch.context() as patch:
         patch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
-            trainer.save(str(target.with_name("other")))
+            trainer.save(str(target.with_name("other"))).result()
     assert not target.with_name("other").exists()
-    trainer.save(str(target))
+    trainer.save(str(target)).result()
     assert trainer.load(str(target)) == 1
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(make_trainer, hf_model, tmp_path: Path, monkeypatch) -> None:
+    """What is saved is the state of the call, whatever is trained before the disk is done."""
+    trainer = make_trainer()
+    one_step(trainer, hf_model, 1)
+    expected = parameters(trainer)
+    moments = {m: {n: t.clone() for n, t in of.items()} for m, of in trainer._adam.whole_moments().items()}
+    disk = threading.Event()
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *arguments: (disk.wait(60), write(*arguments)))
+    saving = trainer.save(str(tmp_path / "v1"))
+    norm = one_step(trainer, hf_model, 2)
+    trainer.sleep()
+    assert not saving.done()
+    assert not (tmp_path / "v1").exists()
+    disk.set()
+    saving.result(60)
+    trainer.wake()
+    assert trainer.load(str(tmp_path / "v1")) == 1
+    assert all(torch.equal(p, expected[name]) for name, p in parameters(trainer).items())
+    for moment, tensors in trainer._adam.whole_moments().items():
+        assert all(torch.equal(t, moments[moment][name]) for name, t in tensors.items())
+    assert one_step(trainer, hf_model, 2) == norm
+
+
+def save_and_stop_before_the_rename(config: TrainerConfig, root: str, arrived) -> None:
+    trainer = MegatronTrainer(config, ShmTransport(config.transport_root))
+    trainer.wake()
+    trainer.save(f"{root}/v0").result()
+
+    def stop(*_: object) -> None:
+        arrived.set()
+        threading.Event().wait()
+
+    os.rename = stop
+    trainer.save(f"{root}/v1").result()
+
+
+def test_a_core_killed_before_the_rename_leaves_the_checkpoint_before(
+    make_trainer, model_dir: str, store: StoreServer, tmp_path: Path
+) -> None:
+    root = tmp_path / "checkpoints"
+    arrived = rank_processes().Event()
+    config = trainer_config(0, model_dir, str(tmp_path / "weights"), store)
+    process = rank_processes().Process(target=save_and_stop_before_the_rename, args=(config, str(root), arrived))
+    process.start()
+    try:
+        assert arrived.wait(60)
+    finally:
+        process.kill()
+        process.join()
+    assert {path.name for path in root.iterdir()} == {"v0", ".v1.partial"}
+    trainer = make_trainer()
+    trainer.wake()
+    assert trainer.load(str(root / "v0")) == 0
+    trainer.save(str(root / "v2")).result()
+    assert {path.name for path in root.iterdir()} == {"v0", "v2"}, "what the dead writer left is gone"
 
 
 def test_a_damaged_checkpoint_is_refused(make_trainer, tmp_path: Path) -> None:
     trainer = make_trainer()
     trainer.wake()
-    trainer.save(str(tmp_path / "c"))
+    trainer.save(str(tmp_path / "c")).result()
     (tmp_path / "c" / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ConfigError, match="not a checkpoint"):
         trainer.load(str(tmp_path / "c"))
@@ -197,7 +260,7 @@ def test_a_damaged_checkpoint_is_refused(make_trainer, tmp_path: Path) -> None:
 def test_export_loads_in_transformers(make_trainer, hf_model, tmp_path: Path) -> None:
     trainer = make_trainer()
     one_step(trainer, hf_model, 3)
-    trainer.save(str(tmp_path / "checkpoint"))
+    trainer.save(str(tmp_path / "checkpoint")).result()
     export_hf(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
     files = {file.name for file in (tmp_path / "exported").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= files
