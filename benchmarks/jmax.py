@@ -1,11 +1,10 @@
 """Forward–backward time at J_max 1, 5 and all, as rows and as packed trees (the paper's Figure 9 ablation).
 
-    python benchmarks/jmax.py [--json OUT] [--executions 10] [--context 1500] [--hidden 128]
+    python benchmarks/jmax.py [--json OUT] [--executions 20] [--tokens-per-node 6] [--hidden 128]
 
-Executions are synthetic trees of the kind the paper describes: a main agent that compacts its history and abandons
-attempts, sub-agents with their own system prompt, summaries; their sizes were chosen so that rows at
-cap 5 come near the paper's ratio. Times are relative to separate rows without a cap; the paper reports 0.414 and 0.748
-for rows at caps 1 and 5.
+One execution in five has the tree of the paper's Appendix C; the others are one main agent, a third of them with one
+more path. The paper says nothing about the mixture: it was chosen so that rows at caps 1 and 5 come near the paper's
+0.414 and 0.748 of the uncapped forward–backward time. Times are relative to separate rows without a cap.
 """
 
 import argparse
@@ -13,7 +12,9 @@ import json
 import random
 import statistics
 import tempfile
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
 
 import torch
 from packed_tree import VOCABULARY, build, forward_backward
@@ -29,25 +30,72 @@ from gyre.trajectory.rows import build_execution
 from gyre.trajectory.tree import TrajectoryTree
 
 CAPS: dict[str, int | None] = {"1": 1, "5": 5, "all": None}
+OUTPUT_SHARE = 0.3
+"""Part of a path's messages, in tokens, that the policy wrote."""
+SYSTEM_NODES = 20
+"""Length of the main agent's system prompt in average messages; a sub-agent's is half as long."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """A root-to-leaf path, in message nodes."""
+
+    role: RoleClass
+    nodes: int
+    after: int | None = None
+    """Path whose beginning it shares; None: only the system prompt of its agent."""
+    shared: int = 0
+    """Message nodes after the system prompt that it shares with that path."""
+
+
+APPENDIX_C = [
+    Path(RoleClass.MAIN, 170),
+    Path(RoleClass.MAIN_SUMMARY, 171, after=0, shared=168),
+    Path(RoleClass.MAIN, 293),
+    Path(RoleClass.SUB_AGENT, 195),
+    Path(RoleClass.SUB_AGENT_SUMMARY, 196, after=3, shared=193),
+    Path(RoleClass.SUB_AGENT, 123),
+    Path(RoleClass.SUB_AGENT, 53),
+    Path(RoleClass.SUB_AGENT, 202),
+    Path(RoleClass.SUB_AGENT, 156),
+    Path(RoleClass.SUB_AGENT, 157),
+]
+"""The execution that the paper describes (Appendix C): two main paths, a main summary, six of sub-agents and a summary
+of theirs; 53 to 293 nodes a path; 168 and 193 shared messages; 1716 nodes in all, 1347 of them different. The paper
+gives the shared lengths and the paths of 53 and 202 nodes; the other lengths are chosen so that the totals hold."""
+
+
+def plain(rng: random.Random) -> list[Path]:
+    """An execution of one main agent, in a third of the cases with one more path."""
+    nodes = rng.randrange(160, 294)
+    paths = [Path(RoleClass.MAIN, nodes)]
+    extra = rng.choice(["none", "none", "none", "none", "sub-agent", "abandoned"])
+    if extra == "sub-agent":
+        paths.append(Path(RoleClass.SUB_AGENT, rng.randrange(53, 203)))
+    if extra == "abandoned":
+        shared = rng.randrange(nodes // 3, nodes - 20)
+        paths.append(Path(RoleClass.MAIN, 1 + shared + rng.randrange(10, 60), after=0, shared=shared))
+    return paths
 
 
 class Synthetic:
-    """Grows the records of one execution."""
+    """Grows the records of one execution: a system prompt, then calls of one input and one output message."""
 
-    def __init__(self, index: int, context: int) -> None:
+    def __init__(self, index: int, tokens_per_node: int) -> None:
         self._rng = random.Random(index)
         self._id = f"execution-{index}"
-        self._context = context
+        self._mean = tokens_per_node
         self._lengths: dict[str, int] = {}
         self.records: list[CallRecord] = []
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self._rng.randrange(VOCABULARY) for _ in range(count)]
+    def _tokens(self, mean: float) -> list[int]:
+        return [self._rng.randrange(VOCABULARY) for _ in range(max(1, round(mean * self._rng.uniform(0.5, 1.5))))]
 
-    def _call(self, parent: str | None, delta: list[int], out: int, role: RoleClass) -> str:
+    def _call(self, parent: str | None, delta: list[int], role: RoleClass) -> str:
         call_id = f"{self._id}-{len(self.records)}"
         prefix = self._lengths[parent] if parent else 0
-        self._lengths[call_id] = prefix + len(delta) + out
+        output = self._tokens(2 * OUTPUT_SHARE * self._mean)
+        self._lengths[call_id] = prefix + len(delta) + len(output)
         self.records.append(
             CallRecord(
                 execution_id=self._id,
@@ -56,62 +104,51 @@ class Synthetic:
                 parent=parent,
                 prefix_len=prefix,
                 delta_ids=delta,
-                output_ids=self._tokens(out),
-                output_logprobs=[-1.0] * out,
-                output_versions=[0] * out,
+                output_ids=output,
+                output_logprobs=[-1.0] * len(output),
+                output_versions=[0] * len(output),
                 role=role,
             )
         )
         return call_id
 
-    def _calls(self, call: str, length: float, role: RoleClass) -> list[str]:
-        """Calls that follow `call` until the context holds `length` tokens, first to last."""
-        calls = [call]
-        while self._lengths[calls[-1]] < length:
-            delta, out = self._tokens(self._rng.randrange(20, 90)), self._rng.randrange(10, 50)
-            calls.append(self._call(calls[-1], delta, out, role))
-        return calls
-
-    def _segment(self, system: list[int], share: float, role: RoleClass, branches: int = 0) -> str:
-        """One agent from a fresh prompt until `share` of the context is used, with attempts that it abandoned and that
-        share its beginning; returns the last call."""
-        start = self._call(None, system + self._tokens(self._context // 20), 30, role)
-        calls = self._calls(start, share * self._context, role)
-        for _ in range(branches):
-            fork = self._rng.choice(calls[len(calls) // 3 : -1] or calls)
-            self._calls(fork, self._lengths[fork] + self._rng.uniform(0.05, 0.25) * self._context, role)
-        return calls[-1]
-
-    def grow(self) -> TrajectoryTree:
-        uniform, choice = self._rng.uniform, self._rng.choice
-        system, sub_system = (
-            [random.Random(name).randrange(VOCABULARY) for _ in range(n)]
-            for name, n in (("main", self._context // 6), ("sub", self._context // 12))
-        )
-        for _ in range(choice([0, 0, 0, 1])):
-            last = self._segment(system, uniform(0.8, 1.0), RoleClass.MAIN, choice([0, 1, 1]))
-            self._call(last, self._tokens(30), 80, RoleClass.MAIN_SUMMARY)
-        self._segment(system, uniform(0.6, 1.0), RoleClass.MAIN, choice([0, 0, 1, 1]))
-        for _ in range(choice([0, 1, 2, 3, 8])):
-            last = self._segment(sub_system, uniform(0.15, 0.4), RoleClass.SUB_AGENT)
-            if self._rng.random() < 0.2:
-                self._call(last, self._tokens(30), 60, RoleClass.SUB_AGENT_SUMMARY)
+    def grow(self, paths: Sequence[Path]) -> TrajectoryTree:
+        grown: list[list[str]] = []
+        for path in paths:
+            main = path.role in (RoleClass.MAIN, RoleClass.MAIN_SUMMARY)
+            rng = random.Random("main" if main else "sub")
+            system = [rng.randrange(VOCABULARY) for _ in range(SYSTEM_NODES * self._mean // (1 if main else 2))]
+            # A fork is where one call's input differs; the last call of a summary has the request for it as well.
+            calls = grown[path.after][: (path.shared - 1) // 2] if path.after is not None else []
+            request = path.role in (RoleClass.MAIN_SUMMARY, RoleClass.SUB_AGENT_SUMMARY)
+            for _ in range((path.nodes - 1 - request) // 2 - len(calls)):
+                delta = self._tokens(2 * (1 - OUTPUT_SHARE) * self._mean)
+                calls = [
+                    *calls,
+                    self._call(calls[-1] if calls else None, delta if calls else system + delta, path.role),
+                ]
+            grown.append(calls)
         return TrajectoryTree.from_records(self.records)
 
 
-def executions(count: int, context: int, cap: int | None) -> list[ExecutionRows]:
-    trees = [Synthetic(index, context).grow() for index in range(count)]
+def grow(count: int, tokens_per_node: int) -> list[TrajectoryTree]:
+    """One execution in five is that of Appendix C, the others are plain."""
+    shapes = [APPENDIX_C if index % 5 == 0 else plain(random.Random(1000 + index)) for index in range(count)]
+    return [Synthetic(index, tokens_per_node).grow(paths) for index, paths in enumerate(shapes)]
+
+
+def executions(trees: Sequence[TrajectoryTree], cap: int | None) -> list[ExecutionRows]:
     return [
-        build_execution(tree, admit(tree, j_max=cap, seed=i), advantage=1.0, batch_executions=count)
+        build_execution(tree, admit(tree, j_max=cap, seed=i), advantage=1.0, batch_executions=len(trees))
         for i, tree in enumerate(trees)
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--executions", type=int, default=10)
-    parser.add_argument("--context", type=int, default=1500)
+    parser.add_argument("--json", type=File)
+    parser.add_argument("--executions", type=int, default=20)
+    parser.add_argument("--tokens-per-node", type=int, default=6)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
@@ -120,7 +157,8 @@ def main() -> None:
     parallel.initialize(ParallelConfig(), 0, "cell", HashStore())
     with tempfile.TemporaryDirectory() as directory:
         replicas = build(options.hidden, options.layers, directory)
-    work = {name: executions(options.executions, options.context, cap) for name, cap in CAPS.items()}
+    trees = grow(options.executions, options.tokens_per_node)
+    work = {name: executions(trees, cap) for name, cap in CAPS.items()}
     packs = {
         True: {name: [e.rows for e in made] for name, made in work.items()},
         False: {name: [[row] for e in made for row in e.rows] for name, made in work.items()},
