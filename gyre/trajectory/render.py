@@ -119,14 +119,17 @@ class ChatRenderer:
         return [part for message in wire for part in one_call_each(message)] if self._facts.single_call else wire
 
     def _accepts_late_system(self) -> bool:
-        """Claude Code sends role system inside the history; templates that refuse it get these as user messages."""
+        """Claude Code sends role system inside the history; templates that refuse it, leave it out or move it get these
+        as user messages."""
+        messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
+        before = self._renderer.render_ids(messages[:2])
         try:
-            self._renderer.render_ids([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
+            after = self._renderer.render_ids(messages)
         except Exception as error:
             if "system" in str(error).lower() or "role" in str(error).lower():
                 return False
             raise
-        return True
+        return len(after) > len(before) and after[: len(before)] == before
 
     def _call(self, messages: list[dict[str, Any]], tools: Sequence[Tool], *, generation_prompt: bool) -> list[int]:
         try:
@@ -148,17 +151,24 @@ class ChatRenderer:
         last: dict[str, Any] = {"role": "assistant", "content": "b"}
         if 0 < start <= len(conversation.messages) and conversation.messages[start - 1].role == "assistant":
             last = self._wire(conversation.messages[:start], start - 1)[0]
-        before = self._count_stops(self._call([user], (), generation_prompt=False))
-        if self._count_stops(self._call([user, last], (), generation_prompt=False)) != before + 1:
-            return None
+        before = len(self._stops(self._call([user], (), generation_prompt=False)))
+        alone = self._call([user, last], (), generation_prompt=False)
         full = self._call([user, last, *self._wire(conversation.messages, start)], (), generation_prompt=True)
-        stops = [position for position, token in enumerate(full) if token in self._stop]
-        end = stops[before]
-        closed = bool(output_ids) and output_ids[-1] in self._stop
+        own_end = self._stops(alone)[before:]
+        if len(own_end) > 1:  # the turn spells an end token: which is its end cannot be told
+            return None
+        end = own_end[0] if own_end else len(alone)
+        if full[:end] != alone[:end]:  # the template writes a turn otherwise when something follows it
+            if not own_end and conversation.messages[start].role not in ("user", "tool"):
+                return None
+            end = self._stops(full)[before]
+        # Without an end token of its own, a turn is ended by the first token of the next message (GLM).
+        ending = self._stop if own_end else full[end : end + 1]
+        closed = bool(output_ids) and output_ids[-1] in ending
         return full[end + 1 :] if closed else full[end:]
 
-    def _count_stops(self, ids: list[int]) -> int:
-        return sum(token in self._stop for token in ids)
+    def _stops(self, ids: list[int]) -> list[int]:
+        return [position for position, token in enumerate(ids) if token in self._stop]
 
     def _read_calls(self, ids: list[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
         parsed = self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)

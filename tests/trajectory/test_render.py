@@ -1,18 +1,16 @@
 import itertools
 import json
-import os
 import random
 
 import pytest
+from family_cases import family
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import (
     CHATML,
-    FAMILY_SPECIALS,
     QWEN_SPECIALS,
     TOOLS,
     answer_text,
-    family_renderer,
     make_tokenizer,
     result,
     split_ids,
@@ -48,85 +46,8 @@ def test_T03_golden_qwen3(renderer, tokenizer):
     )
 
 
-# What a family's policy samples for one turn, and whether the template renders it the same way in history (where it
-# drops or adds something, only the new part can be compared).
-REASONED = "hm\n</think>\n\nhere and there"
-SAMPLES = {
-    ("qwen35", True): (REASONED, False),
-    ("qwen36", True): (REASONED, True),
-    ("qwen38", True): (REASONED, True),
-    ("glm45", False): ("\nhere and there", True),
-    ("glm45", True): ("\n<think>hm</think>\nhere and there", False),
-    ("glm5", True): ("hm</think>here and there", True),
-    ("minimax_m2", False): (REASONED, False),
-    ("minimax_m2", True): (REASONED, False),
-}
-
-
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "default", *FAMILY_SPECIALS])
-def test_T02_stored_prefix_and_bridge_are_the_prompt(family, thinking):
-    """Prompt + output + bridge is the whole render, so the turn boundary occurs exactly once. The policy may end its
-    turn with any of the family's stop tokens; the template itself uses one of them."""
-    renderer, tokenizer = family_renderer(family, thinking)
-    text, exact = SAMPLES.get((family, thinking), ("here and there", True))
-    prompt = renderer.render(Conversation(HEAD))
-    reply = Message(role="assistant", text="here and there", reasoning="hm" if "hm" in text else "")
-    longer = Conversation((*HEAD, reply, user("and the next one")))
-    whole = renderer.render(longer)
-    sampled = tokenizer.encode(text, add_special_tokens=False)
-    bridges = {stop: renderer.bridge(prompt, [*sampled, stop], longer, 3) for stop in renderer.stop_token_ids}
-    assert all(bridge and whole[-len(bridge) :] == bridge for bridge in bridges.values())
-    if exact:
-        assert whole in [[*prompt, *sampled, stop, *bridge] for stop, bridge in bridges.items()]
-
-
-@pytest.mark.parametrize("family", ["qwen3", "default", *FAMILY_SPECIALS])
-def test_T02_new_messages_of_every_kind_bridge_like_a_whole_render(family):
-    """Tool results, system messages inside the history (Claude Code), assistant turns that were not sampled here."""
-    renderer, tokenizer = family_renderer(family)
-    call = ToolCall("c1", "Bash", {"command": "ls"})
-    turn = Message(role="assistant", text="go", tool_calls=(call,))
-    prompt = renderer.render(Conversation(HEAD, TOOLS))
-    output = tokenizer.encode("go", add_special_tokens=False)
-    canned = Message(role="assistant", text="canned")
-    for new in ((result(call, "1"),), (result(call, "1"), system("nag")), (result(call, "1"), canned, user("x"))):
-        conversation = Conversation((*HEAD, turn, *new), TOOLS)
-        whole = renderer.render(conversation)
-        bridges = [renderer.bridge(prompt, [*output, stop], conversation, 3) for stop in renderer.stop_token_ids]
-        if canned in new and family in ("glm45", "glm5", "llama3"):
-            assert all(bridge is None or bridge == whole[-len(bridge) :] for bridge in bridges)
-        else:
-            assert any(bridge and bridge == whole[-len(bridge) :] for bridge in bridges)
-
-
-# Thinking families whose template rewrites a turn without reasoning, so that it cannot be read off a whole render.
-REWRITTEN = ("glm45", "minimax_m2")
-
-
-@pytest.mark.parametrize("family", sorted({"qwen3", *FAMILY_SPECIALS} - {*REWRITTEN}))
-def test_calls_written_in_the_familys_own_markup_are_read_back(family):
-    """What the template writes for a turn with a call is parsed to that call, whole and token by token."""
-    renderer, _ = family_renderer(family)
-    call = ToolCall("c1", "Bash", {"command": "ls -la é"})
-    turn = Message(role="assistant", text="" if family == "llama3" else "go", tool_calls=(call,))
-    prompt = renderer.render(Conversation(HEAD, TOOLS))
-    whole = renderer.render(Conversation((*HEAD, turn, result(call, "1")), TOOLS))
-    assert whole[: len(prompt)] == prompt
-    end = next(i for i in range(len(prompt), len(whole)) if whole[i] in renderer.stop_token_ids)
-    sampled = whole[len(prompt) : end + 1]
-    parsed = renderer.parse(sampled, TOOLS)
-    assert parsed.text == turn.text
-    assert [(c.name, c.arguments) for c in parsed.good_calls] == [("Bash", call.arguments)]
-    stream = renderer.stream(TOOLS)
-    deltas = [stream.feed([token]) for token in sampled] + [stream.finish()]
-    assert "".join(delta.text for delta in deltas) == parsed.text
-    assert stream.turn == parsed
-    assert any(deltas[:-1]) == bool(turn.text)
-
-
 def test_several_calls_of_a_turn_render_for_llama3():
-    renderer, tokenizer = family_renderer("llama3")
+    renderer, tokenizer = family("llama3")
     calls = (ToolCall("c1", "Bash", {"command": "a"}), ToolCall("c2", "Bash", {"command": "b"}))
     turn = Message(role="assistant", text="both", tool_calls=calls)
     text = tokenizer.decode(renderer.render(Conversation((*HEAD, turn, result(calls[0], "1"), result(calls[1], "2")))))
@@ -134,7 +55,7 @@ def test_several_calls_of_a_turn_render_for_llama3():
 
 
 def test_default_bridge_equals_the_template(tokenizer):
-    renderer, tokenizer = family_renderer("default")
+    renderer, tokenizer = family("default")
     reply = Message(role="assistant", text="yes")
     foreign = Message(role="assistant", text="canned")
     conversation = Conversation((*HEAD, reply, foreign, user("more")))
@@ -147,7 +68,7 @@ def test_default_bridge_equals_the_template(tokenizer):
 
 
 def test_T06_the_opened_think_belongs_to_the_prompt():
-    renderer, tokenizer = family_renderer("qwen35", thinking=True)
+    renderer, tokenizer = family("qwen35", thinking=True)
     prompt = renderer.render(Conversation(HEAD))
     assert tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
     ids = tokenizer.encode("so be it\n</think>\n\nyes<|im_end|>", add_special_tokens=False)
@@ -267,29 +188,3 @@ def test_random_tokens_never_break_the_parser(renderer, thinking_renderer, token
         for one in (renderer, thinking_renderer):
             turn = one.parse(ids, TOOLS)
             json.dumps([turn.text, turn.reasoning])
-
-
-REAL_QWEN3 = os.environ.get("GYRE_QWEN3_TOKENIZER", "")
-
-
-@pytest.mark.skipif(not REAL_QWEN3, reason="set GYRE_QWEN3_TOKENIZER to a directory with the real Qwen3 tokenizer")
-def test_real_qwen3_tokenizer_matches_its_own_template():
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(REAL_QWEN3)
-    renderer = ChatRenderer(tokenizer, "qwen3", thinking=True)
-    call = ToolCall("c1", "Bash", {"command": "ls"})
-    turn = Message(role="assistant", text="go", tool_calls=(call,))
-    messages = (*HEAD, turn, result(call, "a b"), user("é😀 next"))
-    wire = [{"role": message.role, "content": message.text} for message in messages]
-    wire[2]["tool_calls"] = [{"function": {"name": "Bash", "arguments": {"command": "ls"}}}]
-    tools = [
-        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
-        for t in TOOLS
-    ]
-    ids = tokenizer.apply_chat_template(wire, tools=tools, add_generation_prompt=True, return_dict=False)
-    assert renderer.render(Conversation(messages, TOOLS)) == ids
-    prompt = renderer.render(Conversation(HEAD, TOOLS))
-    sampled = tokenizer.encode(answer_text("go", (("Bash", {"command": "ls"}),)) + "<|im_end|>")
-    bridged = renderer.bridge(prompt, sampled, Conversation(messages, TOOLS), 3)
-    assert prompt + sampled + bridged == ids

@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerFast
 
 from gyre.core.records import CallRecord, RoleClass
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
-from gyre.trajectory.render import ChatRenderer
 from gyre.trajectory.tree import Sample, TrajectoryTree
 
 QWEN_SPECIALS = [
@@ -27,34 +26,51 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_QWEN_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_GLM = (
+    "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>",
+)  # fmt: skip
+_KIMI = (
+    "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "[EOS]", "[BOS]",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>",
+)  # fmt: skip
+_DEEPSEEK = (
+    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
+)  # fmt: skip
 FAMILY_SPECIALS = {
-    "qwen35": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
-    "qwen36": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
-    "qwen38": ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "qwen3": (),
+    "qwen35": _QWEN_VISION,
+    "qwen36": _QWEN_VISION,
+    "qwen38": _QWEN_VISION,
     "llama3": (
         "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
         "<|python_tag|>",
     ),
-    "glm45": (
-        "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>",
-        "<arg_value>", "</arg_value>",
+    "glm45": _GLM,
+    "glm5": _GLM,
+    "glm51": _GLM,
+    "glm53": _GLM,
+    "kimi_k2": _KIMI,
+    "kimi_k25": _KIMI,
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_r1": _DEEPSEEK,
+    "deepseek_v4": (
+        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>",
+        "｜DSML｜", "<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>", "<｜title｜>", "<｜read_url｜>",
     ),
-    "glm5": (
-        "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>",
-        "<arg_value>", "</arg_value>",
-    ),
-    "kimi_k2": (
-        "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "[EOS]", "[BOS]",
-        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
-        "<|tool_call_argument_begin|>",
-    ),
-    "deepseek_v3": (
-        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-        "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
+    "gpt_oss": (
+        "<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>", "<|message|>", "<|constrain|>",
     ),
     "minimax_m2": ("]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>"),
+    "nemotron3": (),
+    "default": (),
+    "text_tools": (),
 }  # fmt: skip
+"""Every family that a configuration may name, with the special tokens of its tokenizers beyond those of Qwen3."""
 BASH = Tool("Bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 EDIT = Tool("Edit", "Edits a file.", {"type": "object", "properties": {"file_path": {"type": "string"}}})
 TOOLS = (BASH, EDIT)
@@ -82,12 +98,6 @@ def make_tokenizer(specials: tuple[str, ...] = (), chat_template: str | None = N
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=chat_template
     )
-
-
-def family_renderer(family: str, thinking: bool = False) -> tuple[ChatRenderer, object]:
-    template = CHATML if family == "default" else None
-    tokenizer = make_tokenizer(FAMILY_SPECIALS.get(family, ()), template)
-    return ChatRenderer(tokenizer, family, thinking=thinking), tokenizer
 
 
 def system(text: str) -> Message:

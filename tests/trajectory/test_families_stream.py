@@ -1,0 +1,112 @@
+"""Every model family: turns are read while they are sampled, in any chunks (case T18 among them)."""
+
+import itertools
+import random
+
+import pytest
+from family_cases import KINDS, encode, family, reasons, sampled_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trajectory_helpers import TOOLS, result, system, user
+
+from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.trajectory.families import FAMILIES
+
+HEAD = (system("You are a helpful agent."), user("list the files"))
+UNWRITTEN = ("default", "glm45", "minimax_m2", "deepseek_r1")
+"""No calls, or a template that rewrites a turn without reasoning: the turn cannot be read off a whole render."""
+CALLS = [kind for kind in KINDS if getattr(kind, "values", kind)[0] not in UNWRITTEN]
+ODD = (
+    "hello ", " é", "😀", "\n", "<", "</", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "{", '{"a": ',
+    '\n{"name": "Bash", "arguments": {"command": "ls"}}\n', '{"name": "Bash", "parameters": {}}', "｜DSML｜", "<｜DSML",
+    '<｜DSML｜invoke name="Bash">', "</｜DSML｜invoke>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>",
+    "<|call|>", "assistant", "analysis", "final", "commentary", " to=functions.Bash", "<function=Bash>", "�",
+)  # fmt: skip
+
+
+def streamed(renderer, ids, cuts):
+    edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    stream = renderer.stream(TOOLS)
+    deltas = [stream.feed(ids[a:b]) for a, b in itertools.pairwise(edges)] + [stream.finish()]
+    return stream.turn, deltas
+
+
+def call_turn(name, kind, text, arguments):
+    """What the family's template writes for a turn with a call: the prompt, and the turn as ids."""
+    renderer, tokenizer = family(name, kind)
+    call = ToolCall("c1", "Bash", arguments)
+    turn = Message(role="assistant", text=text, tool_calls=(call,))
+    prompt = renderer.render(Conversation(HEAD, TOOLS))
+    whole = renderer.render(Conversation((*HEAD, turn, result(call, "1")), TOOLS))
+    if name == "gpt_oss":  # the template leaves out the empty analysis that the prompt has opened
+        start = next(i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b) - 3
+        stop = tokenizer.convert_tokens_to_ids("<|call|>")
+        return [tokenizer.convert_tokens_to_ids("<|end|>"), *whole[start : whole.index(stop) + 1]]
+    assert whole[: len(prompt)] == prompt
+    end = next(i for i in range(len(prompt), len(whole)) if whole[i] in renderer.stop_token_ids)
+    return whole[len(prompt) : end + 1]
+
+
+@pytest.mark.parametrize(("name", "kind"), CALLS)
+def test_calls_written_in_the_familys_own_markup_are_read_back(name, kind):
+    """By us as by the library, whose boundaries ours must be on well-formed turns."""
+    renderer, _ = family(name, kind)
+    text = "" if name == "llama3" else "go"
+    sampled = call_turn(name, kind, text, {"command": "ls -la é"})
+    turn, deltas = streamed(renderer, sampled, range(len(sampled)))
+    library = renderer._renderer.parse_response(sampled, prompt_ids=renderer._opening)
+    assert (turn.text, turn.reasoning, turn.flags) == (text, "", [])
+    assert (library.content.strip(), library.reasoning_content or "") == (text, "")
+    assert [(c.name, c.arguments) for c in turn.good_calls] == [("Bash", {"command": "ls -la é"})]
+    assert "".join(delta.text for delta in deltas[:-1]) == text
+
+
+@pytest.mark.parametrize(("name", "kind"), CALLS)
+def test_T18_a_call_that_was_cut_stays_policy_text(name, kind):
+    renderer, tokenizer = family(name, kind)
+    text = "" if name == "llama3" else "go"
+    sampled = call_turn(name, kind, text, {"command": "ls -la"})
+    cut = sampled[: len(sampled) - 1 - len(encode(tokenizer, "-la")) * 3]
+    while renderer.parse(cut, TOOLS).good_calls:
+        cut = cut[:-1]
+    turn, _ = streamed(renderer, cut, [len(cut) // 2])
+    assert turn.flags == ["unparsed_tool_call"]
+    assert "Bash" in turn.text
+    assert turn.text.startswith(text)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_text_and_reasoning_stream_as_they_are_sampled(name, kind, thinking):
+    """After every token, all of its text has been shown but for what may still become a marker or whitespace."""
+    renderer, tokenizer = family(name, kind, thinking)
+    text = "hello there, yes: 1 < 2 and {no} é😀 here"
+    ids = encode(tokenizer, sampled_text(name, thinking, text, "hm so"))
+    turn, deltas = streamed(renderer, ids, range(len(ids)))
+    assert (turn.text, turn.reasoning) == (text, "hm so" if reasons(name, thinking) else "")
+    assert "".join(delta.text for delta in deltas[:-1]) == text
+    assert sum(1 for delta in deltas if delta.text) > len(encode(tokenizer, text)) // 2
+    assert all("\N{REPLACEMENT CHARACTER}" not in delta.text for delta in deltas)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@settings(max_examples=25, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(ODD), max_size=9),
+    cuts=st.lists(st.integers(0, 300), max_size=10),
+    whole_turn=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_deltas_of_any_chunks_concatenate_to_the_parse(name, kind, thinking, pieces, cuts, whole_turn, seed):
+    renderer, tokenizer = family(name, kind, thinking)
+    ids = encode(tokenizer, "".join(pieces))
+    if whole_turn and FAMILIES[name].tool_openers:  # something that looks like a call, then damaged
+        ids += encode(tokenizer, FAMILIES[name].tool_openers[0] + "".join(pieces[:3]))
+    if seed % 3 == 0:
+        rng = random.Random(seed)
+        ids += [rng.randrange(len(tokenizer)) for _ in range(6)]
+    turn, deltas = streamed(renderer, ids, cuts)
+    assert turn == renderer.parse(ids, TOOLS)
+    assert "".join(delta.text for delta in deltas) == turn.text
+    assert "".join(delta.reasoning for delta in deltas) == turn.reasoning
