@@ -8,11 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
+from torch.nn.attention.flex_attention import create_block_mask
 from training_cases import hf_logprobs, logprobs
 
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.attention import Node, attend_flash, attend_masked
+from gyre.training.megatron.attention import attend_flash, attend_masked
+from gyre.training.megatron.flex import BLOCK, attend_flex, tree_mask
+from gyre.training.megatron.nodes import Node
 from gyre.training.megatron.pack import MIN_SHARED, Pack, pack_rows
 from gyre.training.megatron.replica import Replica
 from gyre.trajectory.microstep import Row
@@ -102,10 +105,36 @@ def test_flash_equals_masked_attention_in_fp64(seed: int, groups: int) -> None:
     weight = torch.randn(1, 4, length, 8, dtype=torch.float64)
     results = []
     for attend in (attend_masked, attend_flash):
-        out = attend(*inputs, nodes, 0.3)
+        out = attend(nodes, *inputs, 0.3)
         results.append([out.detach(), *torch.autograd.grad(out, inputs, weight)])
     for masked, flash in zip(*results, strict=True):
         assert torch.allclose(masked, flash, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("seed", range(4))
+def test_the_flex_mask_is_the_tree(seed: int) -> None:
+    """What the CUDA path is given: FlexAttention's forward with it equals the masked form, and its empty, partial and
+    full blocks are those that `create_block_mask` finds by looking at every pair."""
+    torch.manual_seed(seed)
+    trees = [tree_rows(4 * seed + i, branches=3, depth=3, longest=200) for i in range(4)]
+    rows = [every_token([i % 256 for i in range(500)]), *(row for tree in trees for row in tree if row.targets)]
+    nodes = pack_rows(rows, True, CPU).nodes
+    length = nodes[-1].end
+    mask = tree_mask(nodes, CPU)
+    seen = create_block_mask(mask.mask_mod, 1, 1, length, length, device="cpu", BLOCK_SIZE=BLOCK)
+    assert block_lists(mask.kv_num_blocks, mask.kv_indices) == block_lists(seen.kv_num_blocks, seen.kv_indices)
+    full = block_lists(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert full == block_lists(seen.full_kv_num_blocks, seen.full_kv_indices)
+    assert any(full)
+    q, k, v = (torch.randn(1, heads, length, 16) for heads in (4, 2, 2))
+    with torch.no_grad():
+        expected = attend_masked(nodes, q, k, v, 0.3)
+        assert torch.allclose(attend_flex(mask, q, k, v, 0.3), expected, rtol=1e-4, atol=1e-5)
+
+
+def block_lists(counts: torch.Tensor, indices: torch.Tensor) -> list[set[int]]:
+    return [set(row[:n]) for n, row in zip(counts[0, 0].tolist(), indices[0, 0].tolist(), strict=True)]
 
 
 @pytest.fixture

@@ -4,24 +4,22 @@ A pack's tokens are split into nodes. A token attends to the tokens of its node 
 node's ancestors. A plain row is a node without ancestors, so rows and packed trees take the same path.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch.nn.functional import scaled_dot_product_attention
 
+from gyre.training.megatron.flex import attend_flex, tree_mask
+from gyre.training.megatron.nodes import Node
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""q [1, heads, T, dim], k and v [1, groups, T, dim], scale of the scores → [1, heads, T, dim]."""
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True)
-class Node:
-    """Tokens [start, end) of a pack and the token ranges of all its ancestors, root first, adjacent ranges joined."""
-
-    start: int
-    end: int
-    ancestors: tuple[tuple[int, int], ...] = ()
 
 
 class NodeParams(PackedSeqParams):  # type: ignore[misc]
@@ -36,7 +34,14 @@ class NodeParams(PackedSeqParams):  # type: ignore[misc]
         super().__init__(
             qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=length, max_seqlen_kv=length
         )
-        self.nodes = nodes
+        self.attend = attention_over(nodes, device)
+
+
+def attention_over(nodes: tuple[Node, ...], device: torch.device) -> Attend:
+    """What attends over a pack on this device; made once a pack and used in every layer."""
+    if device.type == "cpu":
+        return partial(attend_flash, nodes)
+    return partial(attend_flex, tree_mask(nodes, device))
 
 
 class NodeAttention(torch.nn.Module):
@@ -58,15 +63,14 @@ class NodeAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """query [T, heads, dim], key and value [T, groups, dim] → [T, heads·dim]."""
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        attend = attend_flash if query.device.type == "cpu" else attend_masked
-        return attend(q, k, v, packed_seq_params.nodes, self.scale)[0].transpose(0, 1).flatten(1)
+        return packed_seq_params.attend(q, k, v, self.scale)[0].transpose(0, 1).flatten(1)
 
 
 def attend_masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[Node, ...], scale: float
+    nodes: tuple[Node, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """q [1, heads, T, dim], k and v [1, groups, T, dim] → [1, heads, T, dim]: for each node one call over the keys of
-    ancestors and node together. Runs on every device."""
+    """The plain form that the others must equal: for each node one call over the keys of ancestors and node together.
+    Runs on every device; tests and `benchmarks/gpu_check.py` compare with it."""
     outputs = []
     for node in nodes:
         ranges = (*node.ancestors, (node.start, node.end))
@@ -85,9 +89,9 @@ def attend_masked(
 
 
 def attend_flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[Node, ...], scale: float
+    nodes: tuple[Node, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """The same as `attend_masked` on a CPU, without masks and without copies of ancestors' keys: each ancestor range
+    """On a CPU, without masks and without copies of ancestors' keys: each ancestor range
     is attended to on its own and the partial results are merged by their log-sum-exp, as in ring attention."""
     return _NodeFlash.apply(q, k, v, nodes, scale)  # type: ignore[no-any-return, no-untyped-call]
 

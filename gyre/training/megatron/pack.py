@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gyre.training.megatron.attention import Node
+from gyre.training.megatron.nodes import Node
 from gyre.trajectory.microstep import Row
 
 MIN_SHARED = 16
@@ -31,7 +31,7 @@ class Pack:
     positions_T: torch.Tensor
     """Position of each token in its row, int64."""
     nodes: tuple[Node, ...]
-    """Parents before children, covering [0, T) in order."""
+    """In depth-first order, covering [0, T)."""
     predictors_U: torch.Tensor
     """Index in the pack of the token whose hidden state predicts each target, int64."""
     targets_U: torch.Tensor
