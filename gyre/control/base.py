@@ -4,10 +4,11 @@ The controller owns every decision; an implementation owns only the doing, and r
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
+from gyre.core.errors import GyreError
 from gyre.core.events import Event
 from gyre.core.records import Outcome
 
@@ -107,9 +108,44 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     logprob_gap_max: float
 
 
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    probes: list[Probe] = []
+    failed: dict[int, str] = {}
+    """Engines that did not take the version, and why. They are gone: `replace` them."""
+
+
+Part = Literal["engine", "trainer"]
+
+
+class Member(msgspec.Struct, frozen=True):
+    """What may be lost and replaced: the engine or the trainer (all of its ranks) of a cell."""
+
+    part: Part
+    cell: int
+    """Negative for the pool's engines."""
+
+    def __str__(self) -> str:
+        return f"{self.part}-{self.cell}" if self.cell >= 0 else f"{self.part}-pool{-self.cell}"
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    member: Member
+    detail: str
+    """One sentence: what was seen."""
+
+
+class EssentialLost(GyreError):
+    """A process without which the run cannot go on is gone: the core's trainer, the proxy or the runner."""
+
+
 class Cells(Protocol[W_contra]):
-    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different cells may run
-    concurrently, methods of one cell never do."""
+    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different members may run
+    concurrently. Calls of one engine never do, and of one trainer only `train`.
+
+    Every method but `publish` and `update` works on one member and raises PeerLost when that member died or missed its
+    deadline: it is gone then, with its memory, and `replace` brings a new one. `publish` and `update` raise PeerLost
+    when the core's trainer is gone.
+    """
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         """Engines that take new calls from now on."""
@@ -126,24 +162,34 @@ class Cells(Protocol[W_contra]):
     async def train(self, cell: int, work: W_contra) -> WorkResult: ...
 
     async def leave_training(self, cell: int) -> None:
-        """Free the training state (core: keep parameters and optimizer in host memory)."""
+        """Free the training state (core: keep parameters and optimizer in host memory). Idempotent."""
         ...
 
     async def enter_rollout(self, cell: int, version: int) -> None:
         """Restore the engine and load the published weights of `version`; it can admit afterwards."""
         ...
 
-    async def update(self, members: int, final: bool) -> UpdateStats:
-        """Closes a batch on cells 0..members−1: sum gradients to the core, clip, one optimizer step. Unless `final` (a
-        publication follows and the satellites leave), the members then get the new weights and zero gradients."""
+    async def update(self, members: int) -> UpdateStats:
+        """Closes a batch on cells 0..members−1: sum gradients to the core, clip, one optimizer step. Raises GroupBroken
+        when a satellite did not take part: the core's own gradient is intact, and no satellite's counts any more until
+        it enters training again."""
         ...
 
-    async def publish(self, version: int, rollout_cells: Sequence[int]) -> list[Probe]:
-        """Brings the core's weights to every engine that now serves rollouts."""
+    async def publish(self, version: int, engines: Sequence[int]) -> Publication:
+        """Brings the core's weights to `engines`, which serve rollouts."""
         ...
 
     async def checkpoint(self, version: int) -> str:
         """Saves what `version` needs to be resumed; returns the path."""
+        ...
+
+    async def next_loss(self) -> Loss:
+        """Returns when a member is found dead or without progress. It may have been seen by a call before."""
+        ...
+
+    async def replace(self, member: Member) -> None:
+        """Ends what is left of the member and starts it anew: an engine as after `leave_rollout`, a trainer as after
+        `leave_training`. Raises PeerLost when the new one does not start."""
         ...
 
 

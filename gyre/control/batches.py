@@ -28,7 +28,8 @@ class Batch(Generic[W]):
         self.enqueued = 0
         """Groups whose micro-steps are all in the queue or further."""
         self._queue: deque[W] = deque()
-        self._claimed: dict[int, W] = {}
+        self._claimed: dict[str, tuple[int, W]] = {}
+        """By micro-step id: the cell that works on it, and the micro-step."""
         self._done: dict[int, list[tuple[W, WorkResult]]] = {}
 
     @property
@@ -51,7 +52,8 @@ class Batch(Generic[W]):
     @property
     def groups_done(self) -> int:
         """Enqueued groups without a queued or claimed micro-step."""
-        busy = {group for work in (*self._queue, *self._claimed.values()) for group in work.groups}
+        claimed = [work for _, work in self._claimed.values()]
+        busy = {group for work in (*self._queue, *claimed) for group in work.groups}
         return self.enqueued - len(busy)
 
     def enqueue(self, work: Sequence[W]) -> None:
@@ -59,19 +61,22 @@ class Batch(Generic[W]):
         self.enqueued += 1
 
     def claim(self, cell: int) -> W:
-        if cell in self._claimed:
-            raise InvariantViolation(f"Cell {cell} claimed a micro-step while it processes another.")
-        self._claimed[cell] = self._queue.popleft()
-        return self._claimed[cell]
+        work = self._queue.popleft()
+        self._claimed[work.micro_step_id] = (cell, work)
+        return work
 
-    def finish(self, cell: int, result: WorkResult) -> None:
-        self._done.setdefault(cell, []).append((self._claimed.pop(cell), result))
+    def finish(self, work: W, result: WorkResult) -> None:
+        """Raises InvariantViolation for a micro-step that nobody works on: its gradient is counted elsewhere."""
+        claim = self._claimed.pop(work.micro_step_id, None)
+        if claim is None:
+            raise InvariantViolation(f"Micro-step {work.micro_step_id} was finished but is not claimed.")
+        self._done.setdefault(claim[0], []).append((work, result))
 
     def give_back(self, cell: int) -> int:
         """Returns everything the cell claimed in this batch, processed or not, to the front; how many it was."""
         lost = [work for work, _ in self._done.pop(cell, [])]
-        if cell in self._claimed:
-            lost.append(self._claimed.pop(cell))
+        lost += [work for owner, work in self._claimed.values() if owner == cell]
+        self._claimed = {name: claim for name, claim in self._claimed.items() if claim[0] != cell}
         self._queue.extendleft(reversed(lost))
         return len(lost)
 
@@ -124,9 +129,9 @@ class Packer(Generic[W]):
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not claim)
         claim.cancel()
 
-    def finished(self, cell: int, result: WorkResult) -> None:
+    def finished(self, work: W, result: WorkResult) -> None:
         if self.batch is not None:
-            self.batch.finish(cell, result)
+            self.batch.finish(work, result)
             self._board.signal.notify()
 
     def give_back(self, cell: int) -> int:

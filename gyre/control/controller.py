@@ -12,6 +12,8 @@ from gyre.control.batches import Packer
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.dispatch import Dispatcher
+from gyre.control.members import Limits, Members
+from gyre.control.rollout import Rollout
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.training import TrainingLoop
 from gyre.control.transitions import Transitions
@@ -36,8 +38,11 @@ class Controller(Generic[W]):
         initial: ControlState = FRESH,
         order: LaunchOrder | None = None,
         policy: Policy | None = None,
+        limits: Limits = Limits(),
+        lanes: int = 1,
     ) -> None:
-        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names."""
+        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names;
+        `lanes` is how many micro-steps a cell has under way at a time."""
         self._board = Board(require(config), clock, journal, initial.version)
         self._initial = initial
         self._execution_crew, self._cell_crew = Crew(), Crew()
@@ -45,9 +50,22 @@ class Controller(Generic[W]):
         order = order or make_order(config.launch_order)
         self._dispatcher = Dispatcher(self._board, queries, executions, self._execution_crew, initial, order)
         self._packer = Packer(self._board, materializer)
-        self._transitions = Transitions(self._board, cells, self._packer, policy, self._cell_crew)
+        self._members = Members(self._board, cells, self._cell_crew, limits)
+        self._rollout: Rollout[W] = Rollout(self._board, cells, self._members)
+        self._transitions = Transitions(
+            self._board, cells, self._members, self._rollout, self._packer, policy, self._cell_crew, lanes
+        )
         self._dispatcher.restore(initial)
-        self._training = TrainingLoop(self._board, cells, self._packer, self._transitions, self._dispatcher, policy)
+        self._training = TrainingLoop(
+            self._board,
+            cells,
+            self._packer,
+            self._members,
+            self._rollout,
+            self._transitions,
+            self._dispatcher,
+            policy,
+        )
         self._max_steps = config.max_steps
 
     async def run(self, max_steps: int | None = None) -> None:
@@ -73,6 +91,8 @@ class Controller(Generic[W]):
         board = self._board
         board.phase = "starting engines"
         self._dispatcher.dispatch(max(0, board.config.depth - len(self._initial.pending)))
+        self._cell_crew.spawn(self._members.watch(), "losses")
+        self._cell_crew.spawn(self._rollout.guard(), "engines alive")
         await self._transitions.start()
         self._dispatcher.open = True
         board.sample()
@@ -109,8 +129,10 @@ class Controller(Generic[W]):
     def _phase(self) -> str:
         """What the training side does or waits for."""
         board, batch = self._board, self._packer.batch
-        if batch is None:
+        if batch is None or batch.complete:
             return board.phase
+        if self._rollout.starved:
+            return f"step {batch.step}: no rollout engine is alive; waiting for a new process"
         if self._transitions.members:
             return f"step {batch.step}: {batch.groups_done} of {batch.size} groups trained"
         ledger, config = board.ledger, board.config

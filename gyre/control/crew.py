@@ -2,7 +2,20 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Runs all side by side and returns their results; the first failure ends the others and is raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Crew:

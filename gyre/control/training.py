@@ -10,8 +10,10 @@ from gyre.control.base import Cells, Probe, UpdateStats, W
 from gyre.control.batches import Batch, Packer
 from gyre.control.board import Board
 from gyre.control.dispatch import Dispatcher
+from gyre.control.members import CORE, Members
+from gyre.control.rollout import Rollout
 from gyre.control.transitions import Transitions
-from gyre.core.errors import InvariantViolation
+from gyre.core.errors import GroupBroken, InvariantViolation
 from gyre.core.events import CheckpointSaved, PublicationProbed, Published, StepDone
 from gyre.scheduling.policies import Policy
 from gyre.scheduling.staleness import StalenessAccount
@@ -23,6 +25,8 @@ class TrainingLoop(Generic[W]):
         board: Board,
         cells: Cells[W],
         packer: Packer[W],
+        members: Members,
+        rollout: Rollout[W],
         transitions: Transitions[W],
         dispatcher: Dispatcher,
         policy: Policy,
@@ -30,6 +34,8 @@ class TrainingLoop(Generic[W]):
         self._board = board
         self._cells = cells
         self._packer = packer
+        self._members = members
+        self._rollout = rollout
         self._transitions = transitions
         self._dispatcher = dispatcher
         self._policy = policy
@@ -54,16 +60,32 @@ class TrainingLoop(Generic[W]):
         board = self._board
         batch: Batch[W] = Batch(version=board.version, size=board.config.B, started=board.clock.now())
         self._packer.open(batch)
-        await board.signal.until(lambda: batch.complete)
-        self._packer.close()
-        async with self._transitions.window:
-            board.phase = f"updating to version {batch.step}"
-            members = self._transitions.members
-            stats = await self._cells.update(members, final and self._policy.releases)
-            if stats.version != batch.step:
-                raise InvariantViolation(f"The core is at version {stats.version} after step {batch.step}.")
-            board.version = stats.version
-            self._transitions.burst_over = final
+        broken = 0
+        stats: UpdateStats | None = None
+        while stats is None:
+            await board.signal.until(lambda: batch.complete and self._transitions.sound)
+            async with self._transitions.window:
+                if not (batch.complete and self._transitions.sound):
+                    continue
+                board.phase = f"updating to version {batch.step}"
+                members = self._transitions.members
+                try:
+                    stats = await self._members.attempt(CORE, self._cells.update(members))
+                except GroupBroken:
+                    # Which satellites' gradients arrived is unknown; the core's own is intact.
+                    broken += 1
+                    if broken > self._members.limits.losses:
+                        raise
+                    await self._transitions.drop(1)
+                    continue
+                if stats.version != batch.step:
+                    raise InvariantViolation(f"The core is at version {stats.version} after step {batch.step}.")
+                self._packer.close()
+                board.version = stats.version
+                if final:
+                    self._transitions.burst_over = True
+                else:
+                    await self._transitions.renew()
         self._account(batch, stats, members)
 
     async def _end_burst(self, last: bool) -> None:
@@ -74,11 +96,11 @@ class TrainingLoop(Generic[W]):
             await self._transitions.end_burst()
         if last or self._bursts % config.checkpoint_every == 0:
             board.phase = f"saving version {board.version}"
-            path = await self._cells.checkpoint(board.version)
+            path = await self._members.attempt(CORE, self._cells.checkpoint(board.version))
             board.record(CheckpointSaved(t=board.clock.now(), version=board.version, path=path))
         board.phase = f"publishing version {board.version}"
         started = board.clock.now()
-        probes = await self._cells.publish(board.version, self._transitions.serving(self._transitions.members))
+        probes = await self._rollout.publish(board.version)
         self._published(probes, started)
         if board.burst_steps == config.mu:
             self._check_staleness()
@@ -95,7 +117,6 @@ class TrainingLoop(Generic[W]):
     def _published(self, probes: list[Probe], started: float) -> None:
         board = self._board
         now = board.clock.now()
-        board.published = board.version
         board.record(Published(t=now, version=board.version, seconds=now - started))
         for probe in probes:
             board.record(

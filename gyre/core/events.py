@@ -161,8 +161,27 @@ class InvariantBroken(_Event, frozen=True, kw_only=True, tag="invariant_broken")
 
 
 class ProcessLost(_Event, frozen=True, kw_only=True, tag="process_lost"):
+    """A process died, or was given up because it made no progress."""
+
     name: str
+    """"engine-1", "engine-pool1", "trainer-1" (all ranks of the cell), "proxy", "runner"."""
     detail: str
+
+
+class ProcessRestarted(_Event, frozen=True, kw_only=True, tag="process_restarted"):
+    """A new process does what the lost one of the same name did."""
+
+    name: str
+    seconds: float
+    """Since the loss was seen."""
+
+
+class MicroStepsReturned(_Event, frozen=True, kw_only=True, tag="micro_steps_returned"):
+    """A satellite's gradient of this batch is lost: what it had claimed, processed or not, is in the queue again."""
+
+    cell: int
+    step: int
+    micro_steps: int
 
 
 class RunFinished(_Event, frozen=True, kw_only=True, tag="run_finished"):
@@ -189,5 +208,7 @@ Event = (
     | ProxySampled
     | InvariantBroken
     | ProcessLost
+    | ProcessRestarted
+    | MicroStepsReturned
     | RunFinished
 )

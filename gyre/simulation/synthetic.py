@@ -1,10 +1,11 @@
 """Synthetic GPU side: cells whose switches, publications and micro-steps only take time."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gyre.control.base import Handoff, Probe, ReadyGroup, UpdateStats, WorkResult
+from gyre.control.base import Handoff, Loss, Member, Publication, ReadyGroup, UpdateStats, WorkResult
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event
@@ -88,7 +89,7 @@ class SimCells:
         return WorkResult(executions=1, targets=1)
 
     async def leave_training(self, cell: int) -> None:
-        del self._training[cell]
+        self._training.pop(cell, None)
 
     async def enter_rollout(self, cell: int, version: int) -> None:
         self._demand(version == self._published, f"Cell {cell} serves version {version}, published {self._published}.")
@@ -98,27 +99,33 @@ class SimCells:
         self._known.add(cell)
         self._engines[cell] = version
 
-    async def update(self, members: int, final: bool) -> UpdateStats:
+    async def update(self, members: int) -> UpdateStats:
         self._demand(set(range(members)) <= set(self._training), f"Cells 0..{members - 1} do not all train.")
         await self._clock.sleep(self._times.update_s)
         self._version += 1
         self._training[0] = self._version
-        if not final:
-            self._training = dict.fromkeys(range(members), self._version)
         return UpdateStats(version=self._version, grad_norm=1.0)
 
-    async def publish(self, version: int, rollout_cells: Sequence[int]) -> list[Probe]:
+    async def publish(self, version: int, engines: Sequence[int]) -> Publication:
         self._demand(version == self._version, f"Version {version} is published by a core at {self._version}.")
-        self._demand(set(rollout_cells) == set(self._engines), f"{list(rollout_cells)} are not the engines that serve.")
+        self._demand(set(engines) == set(self._engines), f"{list(engines)} are not the engines that serve.")
         await self._clock.sleep(self._times.publication_s)
         self._published = version
         self._engines = dict.fromkeys(self._engines, version)
-        return []
+        return Publication()
 
     async def checkpoint(self, version: int) -> str:
         self._demand(version == self._version, f"Version {version} is saved by a core at {self._version}.")
         await self._clock.sleep(self._times.checkpoint_s)
         return f"simulated/{version}"
+
+    async def next_loss(self) -> Loss:
+        loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        return await loss
+
+    async def replace(self, member: Member) -> None:
+        """Processes of a simulated run are never lost by themselves."""
+        raise InvariantViolation(f"{member} was never lost.")
 
     async def _spend(self, cell: int, seconds: float) -> None:
         self._demand(cell not in self._busy, f"Two calls of cell {cell} overlap.")

@@ -2,17 +2,25 @@
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from gyre.control.base import Ticket
+from gyre.control.base import Loss, Member, Publication, Ticket
 from gyre.control.controller import Controller
+from gyre.control.members import CORE, Limits
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.core import events as ev
-from gyre.core.errors import PeerLost
+from gyre.core.errors import GroupBroken, PeerLost
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.config import SchedulerConfig, capacity
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.synthetic import CellTimes, SimCells, SimMaterializer
+
+T = TypeVar("T")
+
+LOSSES = 3
+"""How often a member dies at one version at most, so that a run comes to its end."""
 
 CAUSES = [
     ("completed", Validity.VALID),
@@ -48,52 +56,104 @@ class RandomExecutions:
 
 
 class RandomCells(SimCells):
-    """Every call takes a random time; satellites sometimes lose a micro-step."""
+    """Every call takes a random time. With `failure` > 0, any member but the core's trainer may be lost: at a call, in
+    a reduction, with a publication, or while nobody calls it (then it is reported a little later)."""
 
     def __init__(self, seed: int, version: int, failure: float = 0.0) -> None:
         super().__init__(VirtualClock(), CellTimes(), nodes=1, version=version)
         self._random = random.Random(seed)
         self._failure = failure
-        self._failed: set[tuple[int, int]] = set()
+        self._dead: set[Member] = set()
+        self._losses: asyncio.Queue[Loss] = asyncio.Queue()
+        self._failures: Counter[tuple[Member, int]] = Counter()
+        self._under_way: dict[Member, set[asyncio.Task]] = defaultdict(set)
         self.calls: list[tuple[str, int]] = []
 
     async def _wait(self, name: str, cell: int) -> None:
         self.calls.append((name, cell))
         await asyncio.sleep(self._random.choice([0, 0, self._random.uniform(0, 5)]))
 
+    def _dies(self, member: Member) -> bool:
+        """Whether the member is dead, perhaps from now on."""
+        at = (member, self._version)
+        may_die = member != CORE and member not in self._dead and self._failures[at] < LOSSES
+        if may_die and self._random.random() < self._failure:
+            self._failures[at] += 1
+            self._dead.add(member)
+            (self._engines if member.part == "engine" else self._training).pop(member.cell, None)
+            for call in self._under_way[member]:
+                call.cancel()
+        return member in self._dead
+
+    async def _on(self, member: Member, name: str, call: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """A call that takes its time and ends when the member does."""
+
+        async def work() -> T:
+            await self._wait(name, member.cell)
+            return await call(*args)
+
+        if self._dies(member):
+            await asyncio.sleep(self._random.choice([0, 1]))
+            raise PeerLost(f"{member} died")
+        task = asyncio.ensure_future(work())
+        self._under_way[member].add(task)
+        # It may also die during the call, or later, when nobody calls.
+        asyncio.get_running_loop().call_later(self._random.uniform(0, 20), self._die_alone, member)
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise PeerLost(f"{member} died in the call")
+            return task.result()
+        finally:
+            task.cancel()
+            self._under_way[member].discard(task)
+
+    def _die_alone(self, member: Member) -> None:
+        if self._dies(member):
+            self._losses.put_nowait(Loss(member=member, detail=f"{member} ended"))
+
+    async def next_loss(self):
+        return await self._losses.get()
+
+    async def replace(self, member):
+        await self._wait(f"replace {member}", member.cell)
+        assert member in self._dead
+        at = (member, self._version)
+        if self._random.random() < self._failure and self._failures[at] < LOSSES:
+            self._failures[at] += 1
+            raise PeerLost(f"{member} did not start")
+        self._dead.discard(member)
+
     async def set_admitting(self, cells):
-        await super().set_admitting(cells)
+        await super().set_admitting([cell for cell in cells if Member("engine", cell) not in self._dead])
         await self._wait(f"admit {cells}", -1)
 
     async def leave_rollout(self, cell):
-        await self._wait("leave_rollout", cell)
-        return await super().leave_rollout(cell)
+        return await self._on(Member("engine", cell), "leave_rollout", super().leave_rollout, cell)
 
     async def enter_training(self, cell, version):
-        await self._wait("enter_training", cell)
-        await super().enter_training(cell, version)
+        await self._on(Member("trainer", cell), "enter_training", super().enter_training, cell, version)
 
     async def train(self, cell, work):
-        self.calls.append(("train", cell))
-        at = (cell, self._version)
-        if cell and at not in self._failed and self._random.random() < self._failure:
-            self._failed.add(at)
-            del self._training[cell]
-            await asyncio.sleep(1)
-            raise PeerLost(f"trainer {cell} died")
-        return await super().train(cell, work)
+        return await self._on(Member("trainer", cell), "train", super().train, cell, work)
 
     async def leave_training(self, cell):
-        await self._wait("leave_training", cell)
-        await super().leave_training(cell)
+        await self._on(Member("trainer", cell), "leave_training", super().leave_training, cell)
 
     async def enter_rollout(self, cell, version):
-        await self._wait("enter_rollout", cell)
-        await super().enter_rollout(cell, version)
+        await self._on(Member("engine", cell), "enter_rollout", super().enter_rollout, cell, version)
 
-    async def update(self, members, final):
+    async def update(self, members):
         await self._wait("update", members)
-        return await super().update(members, final)
+        dead = [cell for cell in range(members) if self._dies(Member("trainer", cell))]
+        if dead:
+            raise GroupBroken(f"cells {dead} did not take part")
+        return await super().update(members)
+
+    async def publish(self, version, engines):
+        failed = {cell: "died" for cell in engines if self._dies(Member("engine", cell))}
+        await super().publish(version, [cell for cell in engines if cell not in failed])
+        return Publication(failed=failed)
 
 
 class ListJournal:
@@ -133,7 +193,15 @@ class World:
             lambda _: [] if rng.random() < self.no_signal else [rng.uniform(0.3, 13)] * rng.randint(1, 4)
         )
         controller = Controller(
-            self.config, VirtualClock(), RandomQueries(), executions, materializer, self.cells, self.journal, initial
+            self.config,
+            VirtualClock(),
+            RandomQueries(),
+            executions,
+            materializer,
+            self.cells,
+            self.journal,
+            initial,
+            limits=Limits(losses=100),
         )
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:

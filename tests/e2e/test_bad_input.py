@@ -23,7 +23,8 @@ QUICKSTART = str(REPOSITORY / "examples/quickstart.toml")
         ("tasks.root=nowhere", "nowhere"),
         ("harness.name=nobody", "nobody"),
         ("engine.kv_blocks=4", "holds less than one context"),
-        ("trainer.parallel.tensor=2", "one rank per cell"),
+        ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide num_attention_heads = 4"),
+        ("trainer.parallel.pipeline=3", "trainer.parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
     ],
 )
 def test_bad_config_is_refused_in_one_sentence(

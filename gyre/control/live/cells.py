@@ -2,82 +2,90 @@
 
 Every cell owns an engine process and a trainer process that share its devices; at any time at most one of the two holds
 memory. The core's trainer is the only one with optimizer state.
+
+Every call on a member has a deadline. A member that dies, errs or misses it is killed on the spot and PeerLost is
+raised: so a hung process is the same as a dead one, and its memory is free for the other process of the cell.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
-from gyre.control.base import Handoff, Probe, UpdateStats, WorkResult
-from gyre.core.errors import InvariantViolation
+from gyre.control.base import EssentialLost, Handoff, Loss, Member, Probe, Publication, UpdateStats, WorkResult
+from gyre.control.live.config import RunConfig
+from gyre.control.live.processes import Fleet
+from gyre.core.errors import GroupBroken, GyreError, InvariantViolation, PeerLost
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
-from gyre.proxy.base import EngineRoute, ProxyControl
+from gyre.proxy.base import DrainReport
 from gyre.store import RunDir
 from gyre.training.base import MicroStep, Trainer
 from gyre.transport.base import WeightRef, WeightTransport
 
+T = TypeVar("T")
 CORE = 0
 PROBE_TOKENS = 12
-# Prefix groups live as long as their members; a lost trainer ends the run, so there is only one generation of them.
-GENERATION = 0
 
 
 class LiveCells:
     """Cells 0..K−1 have an engine and a trainer; pool engines have negative indices and no trainer."""
 
     def __init__(
-        self,
-        engines: dict[int, Engine],
-        routes: dict[int, EngineRoute],
-        trainers: dict[int, Trainer],
-        proxy: ProxyControl,
-        transport: WeightTransport,
-        run_dir: RunDir,
-        keep_checkpoints: int,
-        sampling: Sampling,
-        vocabulary: int,
+        self, fleet: Fleet, transport: WeightTransport, run_dir: RunDir, config: RunConfig, vocabulary: int
     ) -> None:
-        self._engines = engines
-        self._routes = routes
-        self._trainers = trainers
-        self._proxy = proxy
+        self._fleet = fleet
         self._transport = transport
         self._run_dir = run_dir
-        self._keep_checkpoints = keep_checkpoints
-        self._sampling = sampling
+        self._config = config
+        self._deadlines = config.recovery
         self._vocabulary = vocabulary
         self._published: WeightRef | None = None
         self._snapshot: WeightRef | None = None
         self._snapshot_lock = asyncio.Lock()
+        self._generation = 0
+        """Of the prefix groups: one that lost a member is dead for good."""
         self._probes = 0
 
     async def start(self, checkpoint: Path | None) -> None:
-        """Brings version 0 (or the checkpoint's version) from the core to every engine."""
-        core = self._trainers[CORE]
-        await core.wake()
-        version = await core.load(str(checkpoint)) if checkpoint else 0
-        await core.join(version, None)
-        self._published = await self._core_snapshot(version)
-        await core.sleep()
-        await asyncio.gather(*(engine.update_weights(self._published) for engine in self._engines.values()))
+        """Makes version 0 (or the checkpoint's version) of the core the published one."""
+
+        async def load(core: Trainer) -> WeightRef:
+            await core.wake()
+            version = await core.load(str(checkpoint)) if checkpoint else 0
+            await core.join(version, None)
+            weights = await core.publish()
+            await core.sleep()
+            return weights
+
+        self._published = self._snapshot = await self._trainer(CORE, load)
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
-        await self._proxy.set_routes([self._routes[cell] for cell in cells])
+        routes = [self._fleet.route(cell) for cell in cells]
+        await self._proxy(self._fleet.proxy.set_routes([route for route in routes if route is not None]))
 
     async def leave_rollout(self, cell: int) -> Handoff:
-        report = await self._proxy.drain(cell)
-        engine = self._engines[cell]
-        await engine.pause(PauseMode.ABORT)
-        await engine.release()
+        async def leave(engine: Engine) -> DrainReport:
+            report = await self._proxy(self._fleet.proxy.drain(cell))
+            await engine.pause(PauseMode.ABORT)
+            await engine.release()
+            return report
+
+        report = await self._engine(cell, leave)
         return Handoff(calls_in_flight=report.calls_in_flight, rerouted=report.rerouted)
 
     async def enter_training(self, cell: int, version: int) -> None:
-        trainer = self._trainers[cell]
-        await trainer.wake()
-        await trainer.join(version, None if cell == CORE else await self._core_snapshot(version))
+        async def join(trainer: Trainer) -> None:
+            await trainer.wake()
+            await trainer.join(version, None if cell == CORE else await self._core_snapshot(version))
+
+        await self._trainer(cell, join)
 
     async def train(self, cell: int, work: MicroStep) -> WorkResult:
-        result = await self._trainers[cell].micro_step(work)
+        # As many micro-steps as the cell has stages are under way, and this one may be the last of them.
+        seconds = self._deadlines.micro_step_s * self._config.trainer.parallel.pipeline
+        result = await self._trainer(cell, lambda trainer: trainer.micro_step(work), seconds)
         return WorkResult(
             loss=result.loss,
             targets=result.targets,
@@ -89,73 +97,157 @@ class LiveCells:
         )
 
     async def leave_training(self, cell: int) -> None:
-        await self._trainers[cell].sleep()
+        await self._trainer(cell, lambda trainer: trainer.sleep())
 
     async def enter_rollout(self, cell: int, version: int) -> None:
-        assert self._published is not None
-        if self._published.version != version:
-            raise InvariantViolation(f"cell {cell} asked for version {version}, published is {self._published.version}")
-        engine = self._engines[cell]
-        await engine.restore()
-        await engine.update_weights(self._published)
-        await engine.resume()
+        weights = self._published
+        assert weights is not None
+        if weights.version != version:
+            raise InvariantViolation(f"cell {cell} asked for version {version}, published is {weights.version}")
 
-    async def update(self, members: int, final: bool) -> UpdateStats:
-        group = [self._trainers[cell] for cell in range(members)]
-        await asyncio.gather(*(trainer.reduce(GENERATION, members) for trainer in group))
-        stats = await self._trainers[CORE].optimizer_step()
-        if not final:
-            weights = await self._core_snapshot(stats.version) if members > 1 else None
-            await asyncio.gather(
-                *(trainer.join(stats.version, weights if cell else None) for cell, trainer in enumerate(group))
-            )
+        async def enter(engine: Engine) -> None:
+            await engine.restore()
+            await engine.update_weights(weights)
+            await engine.resume()
+
+        await self._engine(cell, enter)
+
+    async def update(self, members: int) -> UpdateStats:
+        # The drain of the pipeline comes first, and every member waits for the slowest one.
+        seconds = self._deadlines.micro_step_s + 2 * self._config.trainer.group_timeout_s
+        generation = self._generation
+        results = await asyncio.gather(
+            *(
+                self._trainer(cell, lambda trainer: trainer.reduce(generation, members), seconds)
+                for cell in range(members)
+            ),
+            return_exceptions=True,
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
+            if not isinstance(error, PeerLost | GroupBroken):
+                raise error
+        if errors:
+            self._generation += 1
+        core = results[CORE]
+        if isinstance(core, BaseException):
+            raise core
+        stats = await self._trainer(CORE, lambda core: core.optimizer_step())
         return UpdateStats(version=stats.version, grad_norm=stats.grad_norm)
 
-    async def publish(self, version: int, rollout_cells: Sequence[int]) -> list[Probe]:
+    async def publish(self, version: int, engines: Sequence[int]) -> Publication:
         self._published = await self._core_snapshot(version)
-        await asyncio.gather(*(self._refresh(cell) for cell in rollout_cells))
+        failed: dict[int, str] = {}
+
+        async def unless_lost(engine: int, call: Awaitable[T]) -> T | None:
+            try:
+                return await call
+            except PeerLost as error:
+                failed[engine] = str(error)
+                return None
+
+        await asyncio.gather(*(unless_lost(engine, self._refresh(engine)) for engine in engines))
         self._transport.retire({version})
-        return [await self._probe(cell) for cell in rollout_cells]
+        probes = []
+        for engine in [engine for engine in engines if engine not in failed]:
+            answer = await unless_lost(engine, self._sample(engine))
+            if answer is not None:
+                probes.append(await self._probe(engine, *answer))
+        return Publication(probes=probes, failed=failed)
 
     async def checkpoint(self, version: int) -> str:
         path = self._run_dir.checkpoint_path(version)
-        await self._trainers[CORE].save(str(path))
-        self._run_dir.prune_checkpoints(self._keep_checkpoints)
+        await self._trainer(CORE, lambda core: core.save(str(path)))
+        self._run_dir.prune_checkpoints(self._config.keep_checkpoints)
         return str(path)
+
+    async def next_loss(self) -> Loss:
+        return await self._fleet.losses.get()
+
+    async def replace(self, member: Member) -> None:
+        # It may have been killed when it missed its deadline.
+        with contextlib.suppress(PeerLost):
+            await self._fleet.kill(self._fleet.member(member))
+        if member.part == "trainer":
+            self._generation += 1
+        try:
+            await self._fleet.start_member(member)
+        except GyreError as error:
+            raise PeerLost(str(error)) from error
+        if member.part == "engine":
+            await self._engine(member.cell, lambda engine: engine.release())
 
     async def _core_snapshot(self, version: int) -> WeightRef:
         """The core's weights of `version`, published once however many cells ask."""
         async with self._snapshot_lock:
             if self._snapshot is None or self._snapshot.version != version:
-                self._snapshot = await self._trainers[CORE].publish()
+                self._snapshot = await self._trainer(CORE, lambda core: core.publish())
             if self._snapshot.version != version:
                 raise InvariantViolation(f"the core is at version {self._snapshot.version}, expected {version}")
             return self._snapshot
 
     async def _refresh(self, cell: int) -> None:
-        assert self._published is not None
-        engine = self._engines[cell]
-        await engine.pause(PauseMode.IN_PLACE)
-        try:
-            await engine.update_weights(self._published)
-        finally:
+        weights = self._published
+        assert weights is not None
+
+        async def load(engine: Engine) -> None:
+            await engine.pause(PauseMode.IN_PLACE)
+            await engine.update_weights(weights)
             await engine.resume()
 
-    async def _probe(self, cell: int) -> Probe:
-        """Lets the engine sample a few tokens and the core score them under the weights just published."""
+        await self._engine(cell, load)
+
+    async def _sample(self, cell: int) -> tuple[list[int], int, list[float]]:
+        """Prompt and answer of a probe, the prompt's length, and the engine's log-probs of the answer."""
         self._probes += 1
         prompt = [(self._probes * 7 + i * 13) % self._vocabulary for i in range(PROBE_TOKENS)]
+        sampling = self._config.sampling()
         request = GenerateRequest(
             request_id=f"probe-{self._probes}",
-            input_ids=prompt,
+            input_ids=TokenIds(prompt),
             max_new_tokens=PROBE_TOKENS,
-            sampling=Sampling(temperature=self._sampling.temperature, top_p=self._sampling.top_p),
+            sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p),
         )
-        ids: list[int] = []
-        logprobs: list[float] = []
-        async for chunk in self._engines[cell].generate(request):
-            ids += chunk.output_ids
-            logprobs += chunk.logprobs
-        scored = await self._trainers[CORE].score([*prompt, *ids])
-        gap = max(abs(a - b) for a, b in zip(scored[len(prompt) - 1 :], logprobs, strict=True))
-        return Probe(cell=cell, tokens=len(ids), logprob_gap_max=gap)
+
+        async def generate(engine: Engine) -> tuple[list[int], int, list[float]]:
+            ids: list[int] = []
+            logprobs: list[float] = []
+            async for chunk in engine.generate(request):
+                ids += chunk.output_ids
+                logprobs += chunk.logprobs
+            return [*prompt, *ids], len(prompt), logprobs
+
+        return await self._engine(cell, generate)
+
+    async def _probe(self, cell: int, ids: list[int], prompt: int, logprobs: list[float]) -> Probe:
+        """The core scores the engine's answer under the weights just published."""
+        scored = await self._trainer(CORE, lambda core: core.score(ids))
+        gap = max(abs(a - b) for a, b in zip(scored[prompt - 1 :], logprobs, strict=True))
+        return Probe(cell=cell, tokens=len(logprobs), logprob_gap_max=gap)
+
+    async def _engine(self, cell: int, call: Callable[[Engine], Awaitable[T]]) -> T:
+        return await self._call(Member("engine", cell), call, self._deadlines.call_s)
+
+    async def _trainer(self, cell: int, call: Callable[[Trainer], Awaitable[T]], seconds: float | None = None) -> T:
+        return await self._call(Member("trainer", cell), call, seconds or self._deadlines.call_s)
+
+    async def _call(self, member: Member, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
+        """Raises PeerLost for whatever goes wrong on the member but a broken guarantee or a broken reduction."""
+        started = self._fleet.member(member)
+        try:
+            async with asyncio.timeout(seconds):
+                return await call(started.connection.stub)
+        except (InvariantViolation, GroupBroken, EssentialLost):
+            raise
+        except TimeoutError as error:
+            await self._fleet.kill(started)
+            raise PeerLost(f"{member} did not answer within {seconds:g} s") from error
+        except GyreError as error:
+            await self._fleet.kill(started)
+            raise PeerLost(f"{member}: {error}") from error
+
+    async def _proxy(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except PeerLost as error:
+            raise EssentialLost(f"the proxy is gone: {error}") from error

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
 from gyre.engines.local.config import LocalEngineConfig
@@ -23,6 +24,7 @@ from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
 
 Positive = Annotated[int, Meta(ge=1)]
+SEED_STRIDE = 1_000_003
 
 
 class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +83,21 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
 
 
+class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[recovery]: when a process counts as hung, and when the run gives up. docs/transitions.md says what happens."""
+
+    micro_step_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Deadline of a micro-step, for each of the micro-steps that a cell may have under way."""
+    call_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Deadline of any other call on an engine or trainer: waking, loading weights, saving a checkpoint."""
+    stall_s: Annotated[float, Meta(gt=0)] = 120.0
+    """How long an engine with requests may produce nothing, or any engine may not answer."""
+    losses: Positive = 3
+    """How often one engine or trainer may be lost at one policy version."""
+    no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
+    """How long no engine at all may be alive. Calls are held for 900 s."""
+
+
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
@@ -102,6 +119,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     trainer: TrainerSection = TrainerSection()
     objective: ObjectiveConfig = ObjectiveConfig()
     admission: AdmissionSection = AdmissionSection()
+    recovery: RecoverySection = RecoverySection()
+
+    def limits(self) -> Limits:
+        return Limits(losses=self.recovery.losses, no_engine_s=self.recovery.no_engine_s)
 
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
@@ -127,7 +148,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             harness_root=str(self.harness.root or ""),
         )
 
-    def engine_config(self, cell: int, transport_root: str) -> LocalEngineConfig:
+    def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig:
         return LocalEngineConfig(
             model_dir=str(self.policy.model),
             transport_root=transport_root,
@@ -136,14 +157,16 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             max_batch_tokens=self.engine.max_batch_tokens,
             max_requests=self.engine.max_requests,
             max_context=self.rollout.max_context,
-            # Engines must not repeat each other's samples.
-            seed=self.seed * 1000 + cell,
+            # Engines must not repeat each other's samples, nor a new process those of the one before.
+            seed=(self.seed + SEED_STRIDE * incarnation) * 1000 + cell,
             threads=self.engine.threads,
         )
 
-    def trainer_config(self, cell: int, transport_root: str, store: str) -> TrainerConfig:
+    def trainer_config(self, cell: int, transport_root: str, store: str, rank: int, incarnation: int) -> TrainerConfig:
         return TrainerConfig(
             cell=cell,
+            rank=rank,
+            incarnation=incarnation,
             cells=self.scheduler.K,
             model_dir=str(self.policy.model),
             transport_root=transport_root,
@@ -186,8 +209,20 @@ def check(config: RunConfig, where: str) -> None:
             f"{where}: engine.kv_blocks = {config.engine.kv_blocks} holds less than one context of "
             f"rollout.max_context = {config.rollout.max_context} tokens; at least {context_blocks} are needed"
         )
-    if config.trainer.parallel.ranks != 1:
-        raise ConfigError(
-            f"{where}: trainer.parallel asks for {config.trainer.parallel.ranks} ranks per cell; "
-            "this version trains with one rank per cell (tensor = pipeline = data = 1)"
-        )
+    _check_layout(config, where)
+
+
+def _check_layout(config: RunConfig, where: str) -> None:
+    """What of the model is split over tensor and pipeline ranks must be divisible by their number."""
+    sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
+    layout = config.trainer.parallel
+    for key, parts, fields in (
+        ("tensor", layout.tensor, ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")),
+        ("pipeline", layout.pipeline, ("num_hidden_layers",)),
+    ):
+        for field in fields:
+            if sizes.get(field, 0) % parts:
+                raise ConfigError(
+                    f"{where}: trainer.parallel.{key} = {parts} does not divide {field} = {sizes[field]} of "
+                    f"{config.policy.model}; choose a divisor"
+                )

@@ -1,16 +1,22 @@
-"""Starts every process of a run through a `Launcher` and watches that they live.
+"""Starts every process of a run through a `Launcher`, watches that they live, and starts members anew.
 
-One proxy worker, one runner, and per cell an engine and a trainer; pool engines have negative indices and no trainer.
+One proxy worker, one runner, and per cell an engine and a trainer, which has a process per rank; pool engines have
+negative indices and no trainer. A replaced member has a new name (`engine-1.2` is the second replacement of engine-1),
+so its sockets and logs are its own.
 """
 
 import asyncio
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from gyre.control.base import Loss, Member
+from gyre.control.crew import together
 from gyre.control.live.config import RunConfig
-from gyre.core.errors import GyreError
+from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
@@ -25,12 +31,14 @@ T = TypeVar("T")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class ProcessEnded(GyreError):
-    """A process of the run is gone; the run stops and can be resumed."""
+@dataclass(frozen=True, eq=False)
+class Started:
+    """The processes of one member, leader first, and the connection to the leader."""
 
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
+    member: Member
+    processes: list[Process]
+    connection: Connection[Any]
+    watch: asyncio.Task[None]
 
 
 class Fleet:
@@ -38,9 +46,6 @@ class Fleet:
 
     proxy: ProxyControl
     runner: Runner
-    engines: dict[int, Engine]
-    trainers: dict[int, Trainer]
-    routes: dict[int, EngineRoute]
 
     def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, scratch: Path, store: str) -> None:
         self._launcher = launcher
@@ -49,51 +54,101 @@ class Fleet:
         self.transport_root = str(scratch / "weights")
         self._socket = str(scratch / "http.sock")
         self._store = store
-        self._processes: list[Process] = []
+        self._members: dict[Member, Started] = {}
+        self._incarnations: Counter[Member] = Counter()
+        self._essential: list[Process] = []
         self._connections: list[Connection[Any]] = []
-        self.engines, self.trainers, self.routes = {}, {}, {}
+        self.losses: asyncio.Queue[Loss] = asyncio.Queue()
+        """Members whose processes ended by themselves, or that someone else gave up."""
 
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
-        config, scheduler = self._config, self._config.scheduler
-        cells = range(scheduler.K)
-        async with asyncio.TaskGroup() as group:
-            proxy_config = config.proxy_config(self._run_dir, self._socket)
-            proxy = group.create_task(self._start("proxy", "gyre.proxy.worker:main", proxy_config, ProxyControl))
-            runner_config = config.runner_config(self._run_dir, self._socket)
-            runner = group.create_task(self._start("runner", "gyre.runner.worker:main", runner_config, Runner))
-            engines = {
-                cell: group.create_task(
-                    self._start(
-                        f"engine-{cell}" if cell >= 0 else f"engine-pool{-cell}",
-                        "gyre.engines.local.worker:main",
-                        config.engine_config(cell, self.transport_root),
-                        Engine,
-                    )
-                )
-                for cell in [*cells, *scheduler.pool]
-            }
-            trainers = {
-                cell: group.create_task(
-                    self._start(
-                        f"trainer-{cell}",
-                        "gyre.training.worker:main",
-                        config.trainer_config(cell, self.transport_root, self._store),
-                        Trainer,
-                    )
-                )
-                for cell in cells
-            }
-        self.proxy, self.runner = proxy.result().stub, runner.result().stub
-        for cell, started in engines.items():
-            self.engines[cell] = started.result().stub
-            capacity = scheduler.C_e if cell >= 0 else scheduler.C_s // scheduler.pool_engines
-            self.routes[cell] = EngineRoute(cell=cell, address=started.result().address, capacity=capacity)
-        self.trainers = {cell: started.result().stub for cell, started in trainers.items()}
+        proxy_config = self._config.proxy_config(self._run_dir, self._socket)
+        runner_config = self._config.runner_config(self._run_dir, self._socket)
 
-    async def watch(self) -> None:
-        """Never returns; raises ProcessEnded as soon as one process has ended."""
-        waits = {asyncio.ensure_future(process.wait()): process for process in self._processes}
+        async def start_proxy() -> None:
+            self.proxy = await self._start_essential("proxy", "gyre.proxy.worker:main", proxy_config, ProxyControl)
+
+        async def start_runner() -> None:
+            self.runner = await self._start_essential("runner", "gyre.runner.worker:main", runner_config, Runner)
+
+        await together(start_proxy(), start_runner(), self.start_members())
+
+    async def start_members(self) -> None:
+        """All engines and trainers."""
+        cells = range(self._config.scheduler.K)
+        engines = [Member("engine", cell) for cell in [*cells, *self._config.scheduler.pool]]
+        trainers = [Member("trainer", cell) for cell in cells]
+        await together(*(self.start_member(member) for member in engines + trainers))
+
+    def member(self, member: Member) -> Started:
+        """Raises PeerLost when it has no processes now."""
+        if member not in self._members:
+            raise PeerLost(f"{member} is not running")
+        return self._members[member]
+
+    def engines(self) -> list[Started]:
+        return [started for member, started in self._members.items() if member.part == "engine"]
+
+    def route(self, cell: int) -> EngineRoute | None:
+        """Where the engine of a cell is reached; None while it has no process."""
+        started = self._members.get(Member("engine", cell))
+        if started is None:
+            return None
+        scheduler = self._config.scheduler
+        capacity = scheduler.C_e if cell >= 0 else scheduler.C_s // scheduler.pool_engines
+        return EngineRoute(cell=cell, address=started.connection.address, capacity=capacity)
+
+    async def start_member(self, member: Member) -> None:
+        """Raises GyreError when one of its processes is not ready in time."""
+        incarnation = self._incarnations[member]
+        self._incarnations[member] += 1
+        name = f"{member}.{incarnation}" if incarnation else str(member)
+        protocol: type[Any]
+        if member.part == "engine":
+            protocol, entry = Engine, "gyre.engines.local.worker:main"
+            configs: list[msgspec.Struct] = [self._config.engine_config(member.cell, self.transport_root, incarnation)]
+        else:
+            protocol, entry = Trainer, "gyre.training.worker:main"
+            ranks = range(self._config.trainer.parallel.ranks)
+            configs = [
+                self._config.trainer_config(member.cell, self.transport_root, self._store, rank, incarnation)
+                for rank in ranks
+            ]
+        processes = await together(
+            *(
+                self._launch(f"{name}-rank{rank}" if rank else name, entry, config)
+                for rank, config in enumerate(configs)
+            )
+        )
+        connection = connect(protocol, processes[0].address, self._launcher.secret)
+        watch = asyncio.ensure_future(self._watch(member, processes))
+        self._members[member] = Started(member, processes, connection, watch)
+
+    async def kill(self, started: Started) -> None:
+        """Ends the processes of a member, at once; calls on them raise PeerLost."""
+        started.watch.cancel()
+        if self._members.get(started.member) is started:
+            del self._members[started.member]
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.processes))
+        await started.connection.close()
+
+    async def essential_end(self) -> tuple[str, str]:
+        """Returns when the proxy or the runner has ended: its name, and how in one sentence."""
+        return await self._first_end(self._essential)
+
+    async def close(self) -> None:
+        for started in self._members.values():
+            started.watch.cancel()
+        connections = [*self._connections, *(started.connection for started in self._members.values())]
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    async def _watch(self, member: Member, processes: list[Process]) -> None:
+        _, detail = await self._first_end(processes)
+        self.losses.put_nowait(Loss(member=member, detail=detail))
+
+    async def _first_end(self, processes: list[Process]) -> tuple[str, str]:
+        waits = {asyncio.ensure_future(process.wait()): process for process in processes}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -101,15 +156,15 @@ class Fleet:
                 wait.cancel()
         ended = done.pop()
         name = waits[ended].spec.name
-        raise ProcessEnded(name, f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log")
+        return name, f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log"
 
-    async def close(self) -> None:
-        await asyncio.gather(*(connection.close() for connection in self._connections))
-
-    async def _start(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> Connection[T]:
-        spec = ProcessSpec(name=name, entry=entry, config=msgspec.Raw(msgspec.json.encode(config)), env=ONE_THREAD)
-        process = await self._launcher.start(spec)
-        self._processes.append(process)
+    async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:
+        process = await self._launch(name, entry, config)
+        self._essential.append(process)
         connection = connect(protocol, process.address, self._launcher.secret)
         self._connections.append(connection)
-        return connection
+        return connection.stub
+
+    async def _launch(self, name: str, entry: str, config: msgspec.Struct) -> Process:
+        raw = msgspec.Raw(msgspec.json.encode(config))
+        return await self._launcher.start(ProcessSpec(name=name, entry=entry, config=raw, env=ONE_THREAD))

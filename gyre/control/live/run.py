@@ -1,6 +1,7 @@
 """One live run, from the effective configuration to the end of the last process."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any
 import msgspec
 from msgspec import json
 
+from gyre.control.base import EssentialLost
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RunConfig
 from gyre.control.live.executions import LiveExecutions
 from gyre.control.live.materializer import LiveMaterializer
-from gyre.control.live.processes import Fleet, ProcessEnded
+from gyre.control.live.processes import Fleet
+from gyre.control.live.progress import EngineWatch
 from gyre.control.live.queries import ShuffledQueries
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, PeerLost
 from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, StepDone
 from gyre.launch import LocalLauncher
 from gyre.proxy.base import ProxyControl
@@ -31,6 +34,8 @@ from gyre.transport.shm import ShmTransport
 
 LOOPBACK = "127.0.0.1"
 VIEW_INTERVAL_S = 0.5
+END_SEEN_S = 1.0
+"""Between a broken connection and the news that the process has ended."""
 
 OnView = Callable[[ControlView], None]
 
@@ -55,18 +60,26 @@ class StoreJournal:
 async def run(config: RunConfig, run_dir: RunDir, resume_from: Checkpoint | None, on_view: OnView) -> None:
     """Trains until the configured step. Cancel it to interrupt: executions end first, then every process.
 
-    `resume_from` is the checkpoint that a resumed run goes on from; None is a fresh start. Raises the first failure.
+    `resume_from` is the checkpoint that a resumed run goes on from; None is a fresh start. When the core's trainer, the
+    proxy or the runner is lost, the run goes back to its last checkpoint by itself, once per checkpoint. Raises the
+    first failure that this does not repair.
     """
     store = run_dir.open_store()
     clock = SystemClock()
-    state = resume_state(store.events(), store.outcomes(), resume_from.version if resume_from else 0)
-    state = state if resume_from or state.next_group else FRESH
     journal = StoreJournal(store)
-    journal.write(
-        RunStarted(t=clock.now(), run_id=run_dir.root.name, resumed_from=None if state is FRESH else state.version)
-    )
     try:
-        await _run(config, run_dir, resume_from, state, store, clock, journal, on_view)
+        while True:
+            try:
+                await _run(config, run_dir, resume_from, store, clock, journal, on_view)
+                break
+            except EssentialLost as error:
+                newest = run_dir.latest_checkpoint()
+                if newest == resume_from:
+                    raise GyreError(
+                        f"{error}; no checkpoint was saved since the run (re)started: "
+                        f"remove the cause, then continue with gyre train --resume {run_dir.root}"
+                    ) from error
+                resume_from = newest
     except asyncio.CancelledError:
         journal.write(RunFinished(t=clock.now(), reason="interrupted"))
         raise
@@ -83,57 +96,71 @@ async def _run(
     config: RunConfig,
     run_dir: RunDir,
     resume_from: Checkpoint | None,
+    store: RunStore,
+    clock: SystemClock,
+    journal: StoreJournal,
+    on_view: OnView,
+) -> None:
+    """From one (re)start to the end of all its processes. Raises EssentialLost when it must start again."""
+    state = resume_state(store.events(), store.outcomes(), resume_from.version if resume_from else 0)
+    state = state if resume_from or state.next_group else FRESH
+    journal.write(
+        RunStarted(t=clock.now(), run_id=run_dir.root.name, resumed_from=None if state is FRESH else state.version)
+    )
+    rendezvous = StoreServer(LOOPBACK)
+    with tempfile.TemporaryDirectory(prefix="gyre-", dir=_shared_memory()) as scratch:
+        async with LocalLauncher(run_dir.logs) as launcher:
+            fleet = Fleet(launcher, config, run_dir, Path(scratch), rendezvous.address)
+            try:
+                await fleet.start()
+                await _train(config, run_dir, resume_from, state, fleet, store, clock, journal, on_view)
+            except (PeerLost, EssentialLost):
+                # When a call on the proxy or the runner failed, the end of the process is still to be told.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(_watch(fleet, journal, clock), END_SEEN_S)
+                raise
+            finally:
+                await fleet.close()
+
+
+async def _train(
+    config: RunConfig,
+    run_dir: RunDir,
+    resume_from: Checkpoint | None,
     state: ControlState,
+    fleet: Fleet,
     store: RunStore,
     clock: SystemClock,
     journal: StoreJournal,
     on_view: OnView,
 ) -> None:
     tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
-    rendezvous = StoreServer(LOOPBACK)
-    with tempfile.TemporaryDirectory(prefix="gyre-", dir=_shared_memory()) as scratch:
-        async with LocalLauncher(run_dir.logs) as launcher:
-            fleet = Fleet(launcher, config, run_dir, Path(scratch), rendezvous.address)
-            await fleet.start()
-            vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
-            cells = LiveCells(
-                fleet.engines,
-                fleet.routes,
-                fleet.trainers,
-                fleet.proxy,
-                ShmTransport(fleet.transport_root),
-                run_dir,
-                config.keep_checkpoints,
-                config.sampling(),
-                vocabulary,
-            )
-            await cells.start(resume_from.path if resume_from else None)
-            executions = LiveExecutions(fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets)
-            materializer = LiveMaterializer(
-                store,
-                j_max=config.admission.J_max,
-                budget_tokens=config.admission.micro_step_tokens,
-                seed=config.seed,
-            )
-            controller: Controller[MicroStep] = Controller(
-                config.scheduler,
-                clock,
-                ShuffledQueries(list(tasks), config.seed),
-                executions,
-                materializer,
-                cells,
-                journal,
-                initial=state,
-            )
-            await _first_of(
-                controller.run(),
-                _watch(fleet, journal, clock),
-                _show(controller, on_view),
-                _sample_proxy(fleet.proxy, journal, clock),
-            )
-            on_view(controller.view())
-            await _write_proxy_counters(fleet.proxy, journal, clock)
-            await fleet.close()
+    vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
+    cells = LiveCells(fleet, ShmTransport(fleet.transport_root), run_dir, config, vocabulary)
+    await cells.start(resume_from.path if resume_from else None)
+    controller: Controller[MicroStep] = Controller(
+        config.scheduler,
+        clock,
+        ShuffledQueries(list(tasks), config.seed),
+        LiveExecutions(fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets),
+        LiveMaterializer(
+            store, j_max=config.admission.J_max, budget_tokens=config.admission.micro_step_tokens, seed=config.seed
+        ),
+        cells,
+        journal,
+        initial=state,
+        limits=config.limits(),
+        lanes=config.trainer.parallel.pipeline,
+    )
+    await _first_of(
+        controller.run(),
+        _watch(fleet, journal, clock),
+        EngineWatch(fleet, clock, config.recovery.stall_s).run(),
+        _show(controller, on_view),
+        _sample_proxy(fleet.proxy, journal, clock),
+    )
+    on_view(controller.view())
+    await _write_proxy_counters(fleet.proxy, journal, clock)
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
@@ -149,11 +176,10 @@ async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 async def _watch(fleet: Fleet, journal: StoreJournal, clock: SystemClock) -> None:
-    try:
-        await fleet.watch()
-    except ProcessEnded as error:
-        journal.write(ProcessLost(t=clock.now(), name=error.name, detail=str(error)))
-        raise
+    """Never returns; journals and raises the end of a process that the run cannot do without."""
+    name, detail = await fleet.essential_end()
+    journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
+    raise EssentialLost(detail)
 
 
 async def _show(controller: Controller[MicroStep], on_view: OnView) -> None:

@@ -1,0 +1,107 @@
+"""The rollout side: which engines serve, with which weights, and which of them the proxy may use.
+
+An engine that serves holds the published version, always: it takes it when it enters, with every publication, and again
+in a new process when it was lost. Calls of a lost engine are rerouted by the proxy, from the tokens already produced.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from gyre.control.base import Cells, Handoff, Member, Probe, W
+from gyre.control.board import Board
+from gyre.control.members import CORE, Members
+from gyre.core.errors import GyreError, PeerLost
+
+
+class Rollout(Generic[W]):
+    """Owner of the engines."""
+
+    def __init__(self, board: Board, cells: Cells[W], members: Members) -> None:
+        self._board = board
+        self._cells = cells
+        self._members = members
+        self._serving: set[int] = set()
+        """Engines in the rollout role, alive or not."""
+        self._admitting: list[int] = []
+        """Engines that the controller wants to take new calls."""
+        self._routing = asyncio.Lock()
+        self._publishing = asyncio.Lock()
+        """Held while weights of the published version are chosen and loaded: no engine returns with an older one."""
+        members.owners["engine"] = self
+
+    def order(self, training: int) -> list[int]:
+        """Engines in the order in which moved calls prefer them: the pool, then rollout cells from the last one."""
+        return [*self._board.config.pool, *reversed(range(training, self._board.config.K))]
+
+    @property
+    def starved(self) -> bool:
+        """Engines should admit, and none of them is alive."""
+        return bool(self._admitting) and not self._routable()
+
+    async def admit(self, engines: Sequence[int]) -> None:
+        """From now on exactly these take new calls, as far as they are alive."""
+        self._admitting = list(engines)
+        await self._route()
+
+    async def enter(self, engine: int) -> None:
+        """The engine serves with the published weights, through as many processes as that takes."""
+        member = Member("engine", engine)
+        while engine not in self._serving:
+            await self._board.signal.until(lambda: self._members.alive("engine", engine))
+            try:
+                await self._members.attempt(member, self._cells.enter_rollout(engine, self._board.published))
+            except PeerLost:
+                continue
+            self._serving.add(engine)
+
+    async def leave(self, engine: int) -> Handoff:
+        """Returns when the engine holds no memory and its calls have gone elsewhere. It no longer admits."""
+        self._serving.discard(engine)
+        try:
+            return await self._members.attempt(Member("engine", engine), self._cells.leave_rollout(engine))
+        except PeerLost:
+            # Its calls were rerouted because it died; its replacement starts without memory.
+            await self._board.signal.until(lambda: self._members.alive("engine", engine))
+            return Handoff(calls_in_flight=0, rerouted=0)
+
+    async def publish(self, version: int) -> list[Probe]:
+        async with self._publishing:
+            engines = [e for e in self.order(0) if e in self._serving and self._members.alive("engine", e)]
+            publication = await self._members.attempt(CORE, self._cells.publish(version, engines))
+            self._board.published = version
+            for engine, why in publication.failed.items():
+                self._members.lost(Member("engine", engine), why)
+        return publication.probes
+
+    async def guard(self) -> None:
+        """Raises GyreError when no engine has been alive for too long; ends otherwise only by cancellation."""
+        board, limit = self._board, self._members.limits.no_engine_s
+        while True:
+            await board.signal.until(lambda: self.starved)
+            recovered = asyncio.ensure_future(board.signal.until(lambda: not self.starved))
+            deadline = asyncio.ensure_future(board.clock.sleep(limit))
+            try:
+                await asyncio.wait({recovered, deadline}, return_when=asyncio.FIRST_COMPLETED)
+                if not recovered.done():
+                    raise GyreError(f"no rollout engine has been alive for {limit:g} s, so no execution can go on")
+            finally:
+                recovered.cancel()
+                deadline.cancel()
+
+    async def gone(self, cell: int) -> None:  # noqa: ARG002  whoever it is, the routes follow who is alive
+        await self._route()
+
+    async def back(self, cell: int, alive: Callable[[], None]) -> None:
+        async with self._publishing:
+            if cell in self._serving:
+                await self._cells.enter_rollout(cell, self._board.published)
+            alive()
+        await self._route()
+
+    async def _route(self) -> None:
+        async with self._routing:
+            await self._cells.set_admitting(self._routable())
+
+    def _routable(self) -> list[int]:
+        return [engine for engine in self._admitting if self._members.alive("engine", engine)]
