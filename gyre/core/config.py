@@ -80,6 +80,8 @@ def _override(data: dict[str, Any], override: str) -> None:
 def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, ...]) -> None:
     hints = typing.get_type_hints(type_)
     known = {field.encode_name: hints[field.name] for field in msgspec.structs.fields(type_)}
+    if (tag := type_.__struct_config__.tag_field) is not None:  # type: ignore[attr-defined]
+        known[tag] = str
     for key, value in data.items():
         full = ".".join((*path, key))
         if key not in known:
@@ -87,15 +89,25 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
             hint = f"did you mean {near[0]!r}? " if near else ""
             allowed = ", ".join(sorted(known))
             raise ConfigError(f"{where}: {full} is not a known key; {hint}allowed here: {allowed}")
-        struct = _struct_of(known[key])
-        if isinstance(value, dict) and struct is not None:
-            _check_keys(value, struct, where, (*path, key))
+        if isinstance(value, dict) and (structs := _structs_of(known[key])):
+            nested = (*path, key)
+            _check_keys(
+                value, structs[0] if len(structs) == 1 else _chosen(value, structs, where, nested), where, nested
+            )
 
 
-def _struct_of(annotation: Any) -> type | None:
-    """The Struct type in `X` or `X | None`, if any."""
+def _structs_of(annotation: Any) -> list[type]:
+    """The Struct types in `X`, `X | None` or a union of tagged ones."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return next((a for a in map(_struct_of, typing.get_args(annotation)) if a is not None), None)
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        return annotation
-    return None
+        return [struct for argument in typing.get_args(annotation) for struct in _structs_of(argument)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else []
+
+
+def _chosen(data: dict[str, Any], structs: list[type], where: str, path: tuple[str, ...]) -> type:
+    """The one of tagged `structs` that `data` names."""
+    configs = {struct.__struct_config__.tag: struct for struct in structs}  # type: ignore[attr-defined]
+    tag = structs[0].__struct_config__.tag_field  # type: ignore[attr-defined]
+    if data.get(tag) not in configs:
+        allowed = ", ".join(sorted(map(str, configs)))
+        raise ConfigError(f"{where}: {'.'.join(path)}.{tag} = {data.get(tag)!r} must be one of: {allowed}")
+    return configs[data[tag]]

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gyre.core.records import FinishReason
+from gyre.core.tokens import TokenIds
 from gyre.transport.base import WeightRef
 
 
@@ -24,7 +25,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """Unique per engine while running; a rerouted call gets a new one."""
-    input_ids: list[int]
+    input_ids: TokenIds
     """Full prompt, [T_in]."""
     max_new_tokens: int
     sampling: Sampling
@@ -39,7 +40,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int] = []
     """Policy version of the weights that produced each token."""
     finish: FinishReason | None = None
-    prompt_ids: list[int] | None = None
+    prompt_ids: TokenIds | None = None
     """First chunk only: the prompt ids that the engine actually used, for the caller's equality check."""
     cached_tokens: int = 0
     """First chunk only: prompt tokens served from the prefix cache."""

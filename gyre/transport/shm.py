@@ -37,7 +37,7 @@ class ShmTransport:
             raise ValueError(f"version {version} cannot be published: versions count optimizer steps from 0")
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         digest = checksum(whole)
-        target = self.root / f"v{version:08d}-{digest}{_SUFFIX}"
+        target = self.path(version, digest)
         if not target.exists():
             partial = self.root / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
             try:
@@ -46,6 +46,10 @@ class ShmTransport:
             finally:
                 partial.unlink(missing_ok=True)
         return WeightRef(version=version, uri=str(target), checksum=digest)
+
+    def path(self, version: int, digest: str) -> Path:
+        """Where the snapshot of this content lies, or would."""
+        return self.root / f"v{version:08d}-{digest}{_SUFFIX}"
 
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
         """The snapshot as tensors that map the file (private: writing to them changes no other reader)."""

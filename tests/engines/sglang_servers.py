@@ -27,8 +27,9 @@ def save_tiny_model(path: Path) -> str:
 
 
 def cpu_config(model_dir: str, root: str, **changes) -> SglangEngineConfig:
-    fixed = {"device": "cpu", "dtype": "float32", "kv_tokens": 8192, "max_context": CONTEXT, "stream_interval": 1}
-    return SglangEngineConfig(python=str(PYTHON), model_dir=model_dir, transport_root=root, **(fixed | changes))
+    fixed = {"python": str(PYTHON), "device": "cpu", "dtype": "float32"}
+    sizes = {"kv_tokens": 8192, "max_context": CONTEXT, "stream_interval": 1}
+    return SglangEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | sizes | changes))
 
 
 @contextlib.asynccontextmanager
@@ -49,7 +50,7 @@ def server_parameters(model: torch.nn.Module, rank: int, ranks: int) -> dict[str
     fused = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
     held = {}
     for name, tensor in state.items():
-        stem, leaf = name.removesuffix(".weight").rsplit(".", 1)
+        leaf = name.removesuffix(".weight").rsplit(".", 1)[-1]
         if leaf in ("o_proj", "down_proj"):
             held[name] = tensor.chunk(ranks, dim=1)[rank]
         elif leaf == "embed_tokens":

@@ -69,7 +69,9 @@ class TestOneRank(EngineContract):
         assert (await rig.engine.status()).cached_tokens >= before + len(ids)
 
 
-async def test_two_ranks_hold_their_parts_and_answer_alike(model_dir, tmp_path):
+async def test_two_ranks_hold_their_parts_and_answer_alike(model_dir, tmp_path, monkeypatch):
+    # More ranks than NUMA nodes: SGLang wants to be told which cores each one may use.
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     config = cpu_config(model_dir, str(tmp_path / "weights"), tensor=2)
     async with running(config, tmp_path) as (rig, client):
         for version in (1, 2):

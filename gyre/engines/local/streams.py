@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from gyre.core.records import FinishReason
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk
 from gyre.engines.local.batching import Produced
 
@@ -15,7 +16,7 @@ a small model. The first token and the end of a request do not wait."""
 class RequestStream:
     """Collects what the generation thread produced; `next_chunk` takes it. Lives on one event loop."""
 
-    def __init__(self, input_ids: list[int], stop_token_ids: list[int]) -> None:
+    def __init__(self, input_ids: TokenIds, stop_token_ids: list[int]) -> None:
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self._accepted = input_ids
@@ -23,7 +24,7 @@ class RequestStream:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._prompt_ids: list[int] | None = None
+        self._prompt_ids: TokenIds | None = None
         self._cached = 0
         self._first = True
         self._some = asyncio.Event()
@@ -33,7 +34,7 @@ class RequestStream:
         if self._ended.is_set():
             return
         if produced.prompt_ids:
-            self._prompt_ids, self._cached = produced.prompt_ids, produced.cached_tokens
+            self._prompt_ids, self._cached = TokenIds(produced.prompt_ids), produced.cached_tokens
         self._ids += produced.output_ids
         self._logprobs += produced.logprobs
         self._versions += [produced.version] * len(produced.output_ids)

@@ -4,6 +4,7 @@ import msgspec
 
 from gyre.core.errors import GyreError, InvariantViolation, PromptMismatch
 from gyre.core.records import FinishReason
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk
 
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -74,7 +75,7 @@ class SegmentReader:
             logprobs=[logprob for logprob, _, _ in new],
             versions=[self._version] * len(new),
             finish=finish,
-            prompt_ids=event.prompt_token_ids if first else None,
+            prompt_ids=TokenIds(event.prompt_token_ids or []) if first else None,
             cached_tokens=meta.cached_tokens if first else 0,
         )
 

@@ -1,0 +1,97 @@
+"""[engine] of a run's configuration: which engine, and its memory and batching.
+
+`kind` chooses. A section knows the worker that serves it and turns itself into that worker's config.
+"""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from gyre.core.errors import ConfigError
+from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.sglang.config import CONTEXT_RESERVE, SglangEngineConfig
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class LocalSection(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="local"
+):
+    """The embedded engine on CPUs."""
+
+    entry: ClassVar[str] = "gyre.engines.local.worker:main"
+
+    kv_blocks: Positive = 2048
+    page_size: Positive = 16
+    max_batch_tokens: Positive = 1024
+    max_requests: Positive = 64
+    threads: Positive = 1
+
+    def require(self, max_context: int) -> None:
+        """Raises ConfigError when no request of `max_context` tokens could run."""
+        blocks = -(-max_context // self.page_size)
+        if self.kv_blocks < blocks:
+            raise ConfigError(
+                f"engine.kv_blocks = {self.kv_blocks} holds less than one context of "
+                f"rollout.max_context = {max_context} tokens; at least {blocks} are needed"
+            )
+
+    def worker_config(self, model: Path, transport_root: str, max_context: int, seed: int) -> LocalEngineConfig:
+        return LocalEngineConfig(
+            model_dir=str(model),
+            transport_root=transport_root,
+            kv_blocks=self.kv_blocks,
+            page_size=self.page_size,
+            max_batch_tokens=self.max_batch_tokens,
+            max_requests=self.max_requests,
+            max_context=max_context,
+            seed=seed,
+            threads=self.threads,
+        )
+
+
+class SglangSection(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="sglang"
+):
+    """One SGLang server per engine, started by its worker. The fields are those of `SglangEngineConfig`."""
+
+    entry: ClassVar[str] = "gyre.engines.sglang.worker:main"
+
+    python: str
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    tensor: Positive = 1
+    kv_tokens: Positive | None = None
+    max_requests: Positive = 64
+    stream_interval: Positive = 8
+    args: dict[str, str | int | float | bool] = {}
+
+    def require(self, max_context: int) -> None:
+        """Raises ConfigError when no request of `max_context` tokens could run."""
+        needed = max_context + CONTEXT_RESERVE
+        if self.kv_tokens is not None and self.kv_tokens < needed:
+            raise ConfigError(
+                f"engine.kv_tokens = {self.kv_tokens} holds less than one context of "
+                f"rollout.max_context = {max_context} tokens; at least {needed} are needed"
+            )
+
+    def worker_config(self, model: Path, transport_root: str, max_context: int, seed: int) -> SglangEngineConfig:
+        return SglangEngineConfig(
+            python=self.python,
+            model_dir=str(model),
+            transport_root=transport_root,
+            device=self.device,
+            dtype=self.dtype,
+            tensor=self.tensor,
+            kv_tokens=self.kv_tokens,
+            max_requests=self.max_requests,
+            max_context=max_context,
+            stream_interval=self.stream_interval,
+            seed=seed,
+            args=self.args,
+        )
+
+
+EngineSection = LocalSection | SglangSection

@@ -1,0 +1,144 @@
+"""Weights between machines: shared-memory snapshots, pulled by one-sided reads of the Mooncake Transfer Engine.
+
+A publisher's snapshot is the file that `ShmTransport` writes, mapped and registered. A reader copies the file into its
+own shared memory, verifies it there and renames it; then it is a snapshot of that machine, which engines map or load.
+No reader sees a mix: a snapshot never changes, a retired one stays mapped until the next retirement (so that a read
+under way ends on whole bytes), and what arrives must have the published digest.
+
+Mooncake's TCP listeners accept connections on every interface, whatever `host` says: use it only inside a trusted
+network or a network namespace.
+"""
+
+import os
+import queue
+import secrets
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import numpy as np
+
+from gyre.core.errors import GyreError, PeerLost, WeightsUnavailable
+from gyre.transport.base import WeightRef
+from gyre.transport.buffers import Buffers
+from gyre.transport.shm import ShmTransport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Memory = np.memmap[tuple[int], np.dtype[np.uint8]]
+
+PIECE = 32 << 20
+"""Bytes of one read; progress is seen between two of them."""
+STALL_S = 1.5
+"""A publisher that delivers no piece for so long is lost."""
+
+
+class Exposed(msgspec.Struct):
+    """A snapshot that readers may read."""
+
+    ref: WeightRef
+    memory: Memory
+
+
+class MooncakeTransport:
+    """`WeightTransport`. `root` is a directory of this machine in shared memory. Raises GyreError when the transfer
+    engine does not start. A process that only reads registers nothing for others."""
+
+    def __init__(self, root: str, host: str = "127.0.0.1", protocol: str = "tcp", device: str = "") -> None:
+        from mooncake.engine import TransferEngine
+
+        self._local = ShmTransport(root)
+        self._engine = TransferEngine()
+        if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
+            raise GyreError(f"the Mooncake transfer engine did not start at {host} with protocol {protocol}")
+        self._session = f"{host}:{self._engine.get_rpc_port()}"
+        self._buffers = Buffers(self._engine)
+        self._exposed: dict[str, Exposed] = {}
+        """By digest and version."""
+        self._leaving: list[Exposed] = []
+        """Retired last time: not registered, still mapped."""
+
+    def publish(self, version: int, tensors: "dict[str, Tensor]") -> WeightRef:
+        local = self._local.publish(version, tensors)
+        known = self._exposed.get(local.uri)
+        if known is not None:
+            return known.ref
+        memory = np.memmap(local.uri, dtype=np.uint8, mode="r+")
+        self._buffers.register(memory.ctypes.data, memory.nbytes)
+        uri = f"mooncake://{self._session}?address={memory.ctypes.data}&length={memory.nbytes}"
+        ref = msgspec.structs.replace(local, uri=uri)
+        self._exposed[local.uri] = Exposed(ref, memory)
+        return ref
+
+    def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
+        return self._local.pull(self._here(ref))
+
+    def fetch(self, ref: WeightRef) -> str:
+        return self._local.fetch(self._here(ref))
+
+    def retire(self, keep: set[int]) -> None:
+        self._leaving.clear()
+        for path, exposed in list(self._exposed.items()):
+            if exposed.ref.version not in keep:
+                self._buffers.unregister(exposed.memory.ctypes.data)
+                self._leaving.append(self._exposed.pop(path))
+        self._local.retire(keep)
+
+    def _here(self, ref: WeightRef) -> WeightRef:
+        """The same snapshot as a file of this machine, copied when it is not one yet."""
+        target = self._local.path(ref.version, ref.checksum)
+        if not target.exists():
+            self._copy(ref, target)
+        return msgspec.structs.replace(ref, uri=str(target))
+
+    def _copy(self, ref: WeightRef, target: Path) -> None:
+        split = urlsplit(ref.uri)
+        query = {name: int(values[0]) for name, values in parse_qs(split.query).items()}
+        partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        memory = np.memmap(partial, dtype=np.uint8, mode="w+", shape=query["length"])
+        self._buffers.register(memory.ctypes.data, memory.nbytes)
+        try:
+            self._read(split.netloc, query["address"], memory, ref.version)
+            self._buffers.unregister(memory.ctypes.data)
+            self._local.pull(msgspec.structs.replace(ref, uri=str(partial)))
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _read(self, session: str, address: int, memory: Memory, version: int) -> None:
+        """Reads `memory.nbytes` from the publisher. A read cannot be cancelled and a stopped publisher never answers,
+        so it runs on a thread of its own, which keeps the buffer for as long as it hangs."""
+        done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._buffers.require(memory.ctypes.data, memory.nbytes)
+
+        def pieces() -> None:
+            for start in range(0, memory.nbytes, PIECE):
+                size = min(PIECE, memory.nbytes - start)
+                code = self._engine.transfer_sync_read(session, memory.ctypes.data + start, address + start, size)
+                done.put(code)
+                if code != 0:
+                    return
+
+        threading.Thread(target=pieces, name="mooncake-read", daemon=True).start()
+        for _ in range(0, memory.nbytes, PIECE):
+            try:
+                code = done.get(timeout=STALL_S)
+            except queue.Empty:
+                raise PeerLost(f"the publisher at {session} delivered nothing for {STALL_S} s; it may hang") from None
+            if code != 0:
+                self._buffers.unregister(memory.ctypes.data)
+                raise _failure(session, version)
+
+
+def _failure(session: str, version: int) -> GyreError:
+    """The engine's code tells no cause; whether the publisher still answers does."""
+    host, _, port = session.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=0.5).close()
+    except OSError as error:
+        return PeerLost(f"the publisher at {session} is gone ({error}); its weights cannot be pulled")
+    return WeightsUnavailable(f"version {version} is gone: {session} does not offer it any more; pull a newer one")

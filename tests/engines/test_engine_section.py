@@ -1,0 +1,66 @@
+"""[engine] of a run's configuration chooses the engine and becomes its worker's config."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gyre.core.config import decode, dump
+from gyre.core.errors import ConfigError
+from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.section import EngineSection, LocalSection, SglangSection
+from gyre.engines.sglang.config import SglangEngineConfig
+from gyre.launch.worker import load_entry
+
+
+class File(msgspec.Struct, forbid_unknown_fields=True):
+    engine: EngineSection = LocalSection()
+
+
+def read(**engine) -> EngineSection:
+    return decode({"engine": engine}, File, where="run.toml", base=Path("/")).engine
+
+
+@pytest.mark.parametrize(
+    ("section", "config_type"),
+    [
+        (LocalSection(kv_blocks=7, threads=2), LocalEngineConfig),
+        (SglangSection(python="/x/python", tensor=2, args={"mem-fraction-static": 0.8}), SglangEngineConfig),
+    ],
+)
+def test_a_section_becomes_the_config_of_its_worker(section, config_type):
+    config = section.worker_config(Path("/model"), "/dev/shm/x", max_context=64, seed=5)
+    assert load_entry(section.entry)[1] is config_type is type(config)
+    assert (config.model_dir, config.transport_root, config.max_context, config.seed) == ("/model", "/dev/shm/x", 64, 5)
+    for name in section.__struct_fields__:
+        assert getattr(config, name) == getattr(section, name)
+
+
+def test_kind_chooses_and_survives_the_effective_configuration():
+    section = read(kind="sglang", python="/x/python", kv_tokens=9000)
+    assert section == SglangSection(python="/x/python", kv_tokens=9000)
+    assert 'kind = "sglang"' in dump(File(engine=section))
+    assert read(kind="local", kv_blocks=9) == LocalSection(kv_blocks=9)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ({"kind": "llama"}, "llama"),
+        ({"kind": "sglang"}, "python"),
+        ({"kind": "local", "tensor": 2}, "tensor"),
+        ({"kind": "local", "kv_blocks": 0}, "kv_blocks"),
+    ],
+)
+def test_wrong_sections_are_refused_by_name(engine, reason):
+    with pytest.raises(ConfigError, match=reason):
+        read(**engine)
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [(LocalSection(kv_blocks=3, page_size=16), "at least 4"), (SglangSection(python="p", kv_tokens=64), "at least 72")],
+)
+def test_memory_for_less_than_one_context_is_refused(section, reason):
+    with pytest.raises(ConfigError, match=reason):
+        section.require(64)

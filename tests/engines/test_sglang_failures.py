@@ -1,0 +1,172 @@
+"""What the SGLang adapter does when its server fails; and what it tells a server to be."""
+
+import asyncio
+
+import pytest
+from contract import Answer, Rig, ask, prompt, request, until
+from scripted_sglang import scripted, tokens
+from sglang_servers import cpu_config, save_tiny_model
+
+from gyre.core.errors import (
+    ConfigError,
+    GyreError,
+    InvariantViolation,
+    NotReady,
+    PeerLost,
+    PromptMismatch,
+    WeightsUnavailable,
+)
+from gyre.engines.base import PauseMode
+from gyre.engines.sglang.client import SglangClient
+from gyre.engines.sglang.engine import SglangEngine
+from gyre.engines.sglang.server import arguments, serving
+from gyre.engines.sglang.weights import ModelDirs
+from gyre.transport.shm import ShmTransport
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+async def script(model_dir, tmp_path):
+    async with scripted() as (script, url):
+        transport = ShmTransport(str(tmp_path / "weights"))
+        client = SglangClient(url, "secret", control_timeout_s=5.0)
+        models = ModelDirs(model_dir, tmp_path / "models", transport)
+        script.rig = Rig(SglangEngine(client, models, 512, 5.0), transport, grain=1, sees_kv=False)
+        await script.rig.engine.update_weights(script.rig.publish(1))
+        yield script
+        await client.close()
+
+
+async def test_a_server_that_refuses_an_update_leaves_the_engine_without_weights(script):
+    engine = script.rig.engine
+    script.refuse.add("/update_weights_from_disk")
+    with pytest.raises(WeightsUnavailable, match=r"version 2 was not loaded.*out of luck"):
+        await engine.update_weights(script.rig.publish(2))
+    assert (await engine.status()).version == -1
+    with pytest.raises(NotReady, match="no weights"):
+        await ask(engine, request("a", prompt(4)))
+    script.refuse.clear()
+    script.events = [tokens(8, version="2", finish="length")]
+    await engine.update_weights(script.rig.publish(2))
+    assert (await ask(engine, request("b", prompt(4)))).versions == [2] * 8
+
+
+async def test_a_request_that_waits_for_an_update_that_fails_can_go_elsewhere(script):
+    script.events, script.wait_for_abort = [tokens(3)], True
+    answer = Answer()
+    task = asyncio.create_task(ask(script.rig.engine, request("a", prompt(4)), answer))
+    await until(lambda: len(answer.output_ids) == 3, task)
+    script.refuse.add("/update_weights_from_disk")
+    with pytest.raises(WeightsUnavailable):
+        await script.rig.engine.update_weights(script.rig.publish(2))
+    with pytest.raises(NotReady, match="lost its weights"):
+        await task
+    assert answer.versions == [1] * 3
+
+
+async def test_tokens_of_a_segment_count_against_the_next_one(script):
+    engine = script.rig.engine
+    script.events, script.wait_for_abort = [tokens(3)], True
+    answer = Answer()
+    task = asyncio.create_task(ask(engine, request("a", [7, 8], 8), answer))
+    await until(lambda: len(answer.output_ids) == 3, task)
+    await engine.pause(PauseMode.IN_PLACE)
+    script.events, script.wait_for_abort = [tokens(5, finish="length")], False
+    await engine.resume()
+    await task
+    bodies = [body for path, body in script.calls if path == "/generate"]
+    assert [body["input_ids"] for body in bodies] == [[7, 8], [7, 8, 0, 1, 2]]
+    assert [body["sampling_params"]["max_new_tokens"] for body in bodies] == [8, 5]
+    assert bodies[0]["rid"] != bodies[1]["rid"]
+    assert answer.output_ids == [0, 1, 2, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("events", "error", "reason"),
+    [
+        ([tokens(2)], PeerLost, "without a reason"),
+        ([tokens(2), tokens(2, finish="abort")], GyreError, "on its own"),
+        ([{"error": {"message": "out of memory"}}], GyreError, "out of memory"),
+        ([tokens(2, finish="melted")], GyreError, "melted"),
+        ([tokens(2, prompt_token_ids=[1, 2])], PromptMismatch, "other prompt ids"),
+        ([tokens(2, version="2")], InvariantViolation, "versions"),
+    ],
+)
+async def test_a_broken_stream_is_an_error_and_the_server_is_told_to_stop(script, events, error, reason):
+    script.events = events
+    with pytest.raises(error, match=reason):
+        await ask(script.rig.engine, request("a", prompt(4)))
+    assert (await script.rig.engine.status()).running == 0
+    if "abort" not in reason and events[-1].get("meta_info", {}).get("finish_reason") is None:
+        assert script.aborted.is_set()
+
+
+async def test_a_release_that_is_refused_is_no_release(script):
+    script.refuse.add("/flush_cache")
+    with pytest.raises(GyreError, match="flush_cache"):
+        await script.rig.engine.release()
+    status = await script.rig.engine.status()
+    assert (status.released, status.version) == (False, -1)
+
+
+async def test_requests_that_do_not_end_are_reported(model_dir, tmp_path):
+    async with scripted() as (script, url):
+        transport = ShmTransport(str(tmp_path / "weights"))
+        client = SglangClient(url, "secret", control_timeout_s=0.3)
+        engine = SglangEngine(client, ModelDirs(model_dir, tmp_path / "models", transport), 512, 0.3)
+        rig = Rig(engine, transport, grain=1, sees_kv=False)
+        await engine.update_weights(rig.publish(1))
+        script.events, script.wait_for_abort, script.deaf = [tokens(1)], True, True
+        task = asyncio.create_task(ask(engine, request("a", prompt(4))))
+        async with asyncio.timeout(20):
+            while not (await engine.status()).generated_tokens:  # noqa: ASYNC110 - progress is at the server
+                await asyncio.sleep(0.01)
+        with pytest.raises(PeerLost, match="did not end"):
+            await engine.pause(PauseMode.ABORT)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        script.aborted.set()
+        await client.close()
+
+
+async def test_a_server_that_is_gone_is_lost(model_dir, tmp_path):
+    transport = ShmTransport(str(tmp_path / "weights"))
+    client = SglangClient("http://127.0.0.1:9", "secret", control_timeout_s=5.0)
+    rig = Rig(SglangEngine(client, ModelDirs(model_dir, tmp_path / "models", transport), 512, 5.0), transport, grain=1)
+    with pytest.raises(PeerLost, match="flush_cache"):
+        await rig.engine.update_weights(rig.publish(1))
+    await client.close()
+
+
+async def test_an_interpreter_that_ends_at_once_is_reported(model_dir, tmp_path):
+    with pytest.raises(GyreError, match="ended while starting"):
+        async with serving(cpu_config(model_dir, str(tmp_path), python="/bin/false"), tmp_path, tmp_path):
+            pass
+    with pytest.raises(ConfigError, match="not there"):
+        async with serving(cpu_config(model_dir, str(tmp_path), python="/no/python"), tmp_path, tmp_path):
+            pass
+
+
+def test_the_secret_is_not_on_the_command_line_and_the_server_is_local(model_dir, tmp_path):
+    given = arguments(cpu_config(model_dir, "r", args={"mem-fraction-static": 0.5}), tmp_path, 1234, "s3cret")
+    assert given["api-key"] == "s3cret"
+    assert given["host"] == "127.0.0.1"
+    assert given["context-length"] > 512
+    assert given["mem-fraction-static"] == 0.5
+    assert "enable-memory-saver" not in given
+    assert arguments(cpu_config(model_dir, "r", device="cuda"), tmp_path, 1, "s")["enable-memory-saver"] is True
+
+
+def test_a_directory_without_weights_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="safetensors"):
+        ModelDirs(str(tmp_path), tmp_path / "models", ShmTransport(str(tmp_path / "weights")))
+
+
+@pytest.mark.parametrize("change", [{"tensor": 0}, {"kv_tokens": 512}, {"stream_interval": 0}])
+def test_impossible_sglang_configs_are_refused(change):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        cpu_config("m", "r", **change)
