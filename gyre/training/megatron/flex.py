@@ -5,8 +5,9 @@ k ≤ q < last[k]. That one number per token is the mask; which blocks of the sc
 its minimum and maximum in a block, without the T² matrix that `create_block_mask` evaluates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,9 @@ BLOCK = 128
 
 def attend_flex(mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """An `Attend` over the pack that `mask` was made of. On a CPU only forward, and slow."""
-    kernel: Callable[..., torch.Tensor] = flex_attention if q.device.type == "cpu" else _compiled()
-    return kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    kernel: Any = flex_attention if q.device.type == "cpu" else _compiled()
+    out: torch.Tensor = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+    return out
 
 
 def tree_mask(nodes: Sequence[Node], device: torch.device) -> BlockMask:
@@ -66,6 +68,5 @@ def _ordered(chosen: npt.NDArray[np.bool_], device: torch.device) -> tuple[torch
 
 
 @cache
-def _compiled() -> Callable[..., torch.Tensor]:
-    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True)
-    return compiled
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=True)
