@@ -12,8 +12,11 @@ from gyre.trajectory.roles import CallFacts, RoleMarkers, is_canned
 _MAX_JSON = 16_384
 
 
-def call_facts(wire: WireRequest, main_system: str, markers: RoleMarkers) -> CallFacts:
-    """`main_system` is the system prompt of the execution's first main call, or ""."""
+def call_facts(
+    wire: WireRequest, main_system: str, markers: RoleMarkers, known_agents: frozenset[str] = frozenset()
+) -> CallFacts:
+    """`main_system` is the system prompt of the execution's first main call, or ""; `known_agents` are its sub-agents
+    so far."""
     facts, conversation = wire.facts, wire.conversation
     users = [message.text for message in conversation.messages if message.role == "user"]
     before = takewhile(lambda m: m.role != "assistant" or is_canned(markers, m.text), conversation.messages)
@@ -27,6 +30,7 @@ def call_facts(wire: WireRequest, main_system: str, markers: RoleMarkers) -> Cal
         tools=len(conversation.tools),
         stream=facts.stream,
         main_system=main_system,
+        known_agents=known_agents,
     )
 
 

@@ -75,7 +75,7 @@ def create_app(door: Door, *, keepalive_s: float, max_body_bytes: int) -> ASGIAp
         async def endpoint(request: Request) -> ASGIApp:
             try:
                 session = door.enter(request)
-                wire = dialect.read(await _body(request, max_body_bytes), request.headers)
+                wire = dialect.read(await _body(request, max_body_bytes), request.headers, session.memo)
                 call = session.begin(wire, dialect.name)
             except CallError as error:
                 return error_response(dialect, error)
@@ -87,7 +87,7 @@ def create_app(door: Door, *, keepalive_s: float, max_body_bytes: int) -> ASGIAp
         dialect = DIALECTS["anthropic"]
         try:
             session = door.enter(request)
-            wire = dialect.read(await _body(request, max_body_bytes), request.headers)
+            wire = dialect.read(await _body(request, max_body_bytes), request.headers, session.memo)
             return _json({"input_tokens": session.count_tokens(wire)})
         except CallError as error:
             return error_response(dialect, error)

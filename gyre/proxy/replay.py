@@ -181,7 +181,7 @@ async def _exchange(session: Session, policy: _Policy, exchange: Exchange, ids: 
     assert exchange.answer is not None
     dialect = DIALECTS[exchange.dialect]
     try:
-        wire = dialect.read(msgspec.json.encode(ids.rewrite(exchange.request)), exchange.headers)
+        wire = dialect.read(msgspec.json.encode(ids.rewrite(exchange.request)), exchange.headers, session.memo)
         call = session.begin(wire, dialect.name)
     except CallError as error:
         raise ConfigError(f"Exchange {exchange.seq} of the trace cannot be replayed: {error}") from error

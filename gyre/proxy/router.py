@@ -15,6 +15,7 @@ import msgspec
 
 from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
 from gyre.core.records import FinishReason
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, Sampling
 from gyre.proxy.base import DrainReport, EngineRoute
 from gyre.proxy.errors import CallError, Fault
@@ -82,7 +83,7 @@ class Router:
         return dict(Counter(leg.cell for leg in self._legs))
 
     async def generate(
-        self, execution_id: str, prompt_ids: list[int], max_new_tokens: int, sampling: Sampling
+        self, execution_id: str, prompt_ids: TokenIds, max_new_tokens: int, sampling: Sampling
     ) -> AsyncGenerator[Piece, None]:
         """Samples one answer, over as many engines as it takes. Closing the iterator cancels it at the engine.
 
@@ -94,7 +95,7 @@ class Router:
             route = await self._admit(execution_id, resting)
             request = GenerateRequest(
                 request_id=f"{execution_id}/{next(self._request_numbers)}",
-                input_ids=prompt_ids + produced,
+                input_ids=TokenIds(prompt_ids + produced) if produced else prompt_ids,
                 max_new_tokens=max_new_tokens - len(produced),
                 sampling=sampling,
             )

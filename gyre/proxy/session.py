@@ -22,6 +22,7 @@ from gyre.core.records import CallRecord, RoleClass
 from gyre.proxy.base import SessionSummary
 from gyre.proxy.call import Call
 from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage, WireRequest
+from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, ContextOverflow, Fault
 from gyre.proxy.facts import call_facts, system_text
 from gyre.proxy.generation import Generation
@@ -33,8 +34,6 @@ from gyre.trajectory.tree import PreparedCall, TrajectoryTree
 
 log = logging.getLogger(__name__)
 
-_canonical = msgspec.msgpack.Encoder(order="deterministic")
-
 
 class Session:
     def __init__(self, execution_id: str, markers: RoleMarkers, canned: Mapping[str, str], services: Services) -> None:
@@ -44,6 +43,8 @@ class Session:
         self.closed = False
         self.counts: Counter[str] = Counter()
         """calls, orphans, attached, replayed."""
+        self.memo = Memo()
+        """What its requests' histories said; see `Dialect.read`."""
         self._markers = markers
         self._canned = canned
         self._services = services
@@ -51,6 +52,7 @@ class Session:
         self._calls: dict[bytes, Call] = {}
         self._running: set[Call] = set()
         self._main_system = ""
+        self._agents: frozenset[str] = frozenset()
         self._begun = 0
         self._drift: Counter[str] = Counter()
         self._versions: set[int] = set()
@@ -111,7 +113,7 @@ class Session:
         )
 
     def _classify(self, wire: WireRequest) -> Classification:
-        return classify(self._markers, call_facts(wire, self._main_system, self._markers))
+        return classify(self._markers, call_facts(wire, self._main_system, self._markers, self._agents))
 
     def _prepare(self, wire: WireRequest, kind: Classification) -> PreparedCall:
         try:
@@ -132,7 +134,7 @@ class Session:
         services = self._services
         parser = services.renderer.stream(wire.conversation.tools)
         generation = Generation(parser, services.clock, services.coalesce_s)
-        pieces = services.router.generate(self.execution_id, prepared.input_ids, limit, services.sampling)
+        pieces = services.router.generate(self.execution_id, prepared.prompt, limit, services.sampling)
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
@@ -162,6 +164,8 @@ class Session:
         record = await self._record(call, prepared, generation, message, dialect)
         if prepared.role is RoleClass.MAIN and not self._main_system:
             self._main_system = system_text(wire)
+        if prepared.agent_id:
+            self._agents |= {prepared.agent_id}
         usage = Usage(prompt=call.head.prompt_tokens, output=generation.tokens, cached=generation.cached_tokens)
         call.emit(TurnEnd(message=message, finish=record.finish, usage=usage))
 
@@ -221,5 +225,5 @@ def _answer(call: Call, text: str) -> None:
 def _identity(wire: WireRequest, kind: Classification) -> bytes:
     """Equal for requests that ask the same: streaming and transport fields are left out, since clients repeat a failed
     stream without streaming; the bound on the answer counts, since they repeat a cut answer with a larger one."""
-    content = _canonical.encode((kind.role, kind.agent_id, wire.facts.max_tokens, wire.conversation))
-    return blake2b(content, digest_size=16).digest()
+    who = msgspec.json.encode((kind.role, kind.agent_id, wire.facts.max_tokens))
+    return identity(who, wire.identity)

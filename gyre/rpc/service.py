@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from gyre.core.tokens import TokenIds
+
 SECRET_METADATA = "x-gyre-secret"
 ERROR_METADATA = "x-gyre-error-bin"
 CHANNEL_OPTIONS = [
@@ -19,7 +21,20 @@ CHANNEL_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _encode_special(value: Any) -> Any:
+    if isinstance(value, TokenIds):
+        return value.packed
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+
+
+def _decode_special(kind: type, value: Any) -> Any:
+    if kind is TokenIds:
+        return TokenIds(value)
+    raise NotImplementedError(f"{kind.__name__} cannot be received")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_special)
 
 
 class WireError(msgspec.Struct):
@@ -43,8 +58,10 @@ class Method:
         elif not inspect.iscoroutinefunction(function):
             raise TypeError(f"{name}: a service method is `async def` or returns AsyncIterator")
         arguments = types.GenericAlias(tuple, tuple(hints[p] for p in parameters))
-        self._arguments: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(arguments)
-        self._result = msgspec.msgpack.Decoder(result)
+        self._arguments: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(
+            arguments, dec_hook=_decode_special
+        )
+        self._result = msgspec.msgpack.Decoder(result, dec_hook=_decode_special)
 
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
         return _encoder.encode(arguments)

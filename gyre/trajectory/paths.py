@@ -1,33 +1,41 @@
-"""Token paths of recent calls as flat lists, which the next call of each agent extends instead of copying.
+"""Token paths of recent calls, packed, which the next call of each agent extends instead of copying.
 
-An engine wants a prompt as one list, and a list of 200k ids costs a millisecond to copy. So a call names its prompt as
-a path that is already stored here plus its new ids; the flat list is made once, when the request is sent.
+A call names its prompt as a path that is already stored here plus its new ids; the flat prompt is made once, when the
+request is sent.
 """
 
+from array import array
+from collections.abc import Iterable
+
+from gyre.core.tokens import TokenIds
 from gyre.trajectory.node import Node, path_tokens
 
 
 class PathIds:
-    """The first `len(self)` ids of a list that later calls may have extended; what it shows never changes."""
+    """The first `len(self)` ids of an array that later calls may have extended; what it shows never changes."""
 
     __slots__ = ("_ids", "_length")
 
-    def __init__(self, ids: list[int]) -> None:
-        """Takes the list over."""
-        self._ids = ids
-        self._length = len(ids)
+    def __init__(self, ids: "Iterable[int] | array[int]") -> None:
+        """Takes an array over."""
+        self._ids = ids if isinstance(ids, array) else array("i", ids)
+        self._length = len(self._ids)
 
     def __len__(self) -> int:
         return self._length
 
     def slice(self, start: int, stop: int | None = None) -> list[int]:
         """`start` and `stop` are not negative."""
-        return self._ids[start : self._length if stop is None else min(stop, self._length)]
+        return self._ids[start : self._length if stop is None else min(stop, self._length)].tolist()
+
+    def followed_by(self, ids: list[int]) -> TokenIds:
+        """A flat copy of this path and `ids`."""
+        return TokenIds(self._ids[: self._length].tobytes() + array("i", ids).tobytes())
 
     def extended(self, ids: list[int]) -> "PathIds":
         """This path followed by `ids`: in place, unless another call has extended this path before."""
-        own = self._ids if len(self._ids) == self._length else self.slice(0)
-        own += ids
+        own = self._ids if len(self._ids) == self._length else self._ids[: self._length]
+        own.extend(ids)
         return PathIds(own)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord, FinishReason, RoleClass
+from gyre.core.tokens import TokenIds
 from gyre.trajectory.canonical import without_blank_turns
 from gyre.trajectory.conversation import Conversation, Message
 from gyre.trajectory.history import History, Match
@@ -69,6 +70,11 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
         ids = self.path.slice(0)
         ids += self.new_ids
         return ids
+
+    @property
+    def prompt(self) -> TokenIds:
+        """`input_ids`, packed: what an engine is sent. A new object at each access."""
+        return self.path.followed_by(self.new_ids)
 
     @property
     def delta_ids(self) -> list[int]:

@@ -92,7 +92,7 @@ class ScriptedEngine:
         if self.fail is not None and self.fail_after is None:
             raise self.fail
         aborted = self._aborts[request.request_id] = asyncio.Event()
-        answer = self.script.rest(request.input_ids)[: request.max_new_tokens]
+        answer = self.script.rest(list(request.input_ids))[: request.max_new_tokens]
         position, complete = 0, False
         try:
             first: list[int] | None = [*request.input_ids]

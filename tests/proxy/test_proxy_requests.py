@@ -7,6 +7,7 @@ import pytest
 
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import ToolForm, WireRequest
+from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError
 from gyre.proxy.facts import call_facts
 from gyre.trajectory.conversation import Message, ToolCall
@@ -15,7 +16,7 @@ from gyre.trajectory.roles import RoleMarkers
 
 def read(dialect: str, body: dict[str, Any] | bytes, **headers: str) -> WireRequest:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return DIALECTS[dialect].read(raw, {name.replace("_", "-"): value for name, value in headers.items()})
+    return DIALECTS[dialect].read(raw, {name.replace("_", "-"): value for name, value in headers.items()}, Memo())
 
 
 def messages(dialect: str, body: dict[str, Any]) -> list[Message]:

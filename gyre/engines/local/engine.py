@@ -75,7 +75,7 @@ class LocalEngine:
         stream = RequestStream(request.input_ids, request.sampling.stop_token_ids)
         self._streams[key], self._ids[request.request_id] = stream, key
         sampling = request.sampling
-        batcher.add(key, request.input_ids.tolist(), max_new, sampling.stop_token_ids, sampling.temperature)
+        batcher.add(key, list(request.input_ids), max_new, sampling.stop_token_ids, sampling.temperature)
         try:
             while True:
                 chunk = await stream.next_chunk()

@@ -1,6 +1,7 @@
 """Anthropic Messages: `POST /v1/messages`, streaming and not (notes/harnesses.md §5, §8)."""
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from gyre.proxy.dialects.base import (
     public_headers,
     sse,
 )
+from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, Fault
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 
@@ -55,6 +57,9 @@ class _Message(msgspec.Struct):
     content: str | list[_Block]
 
 
+_SYSTEM: Any = str | list[_Block]
+
+
 class _Tool(msgspec.Struct):
     name: str
     description: str = ""
@@ -63,11 +68,11 @@ class _Tool(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    messages: list[_Message]
+    messages: list[msgspec.Raw]
     model: str = ""
     max_tokens: int | None = None
-    system: str | list[_Block] = ""
-    tools: list[_Tool] = []
+    system: msgspec.Raw = msgspec.Raw(b'""')
+    tools: msgspec.Raw = msgspec.Raw(b"[]")
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
 
@@ -75,22 +80,16 @@ class _Request(msgspec.Struct):
 class AnthropicMessages:
     name = "anthropic"
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
+    def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
         request = decode(body, _Request)
         if request.max_tokens is not None and request.max_tokens < 1:
             raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
         if not request.messages:
             raise CallError(Fault.INVALID, "messages: at least one message is required.")
-        system, transport = _system(request.system)
-        messages = [Message(role="system", text=system)] if system else []
-        for message in request.messages:
-            messages.extend(_messages(message))
-        tools = []
-        for tool in request.tools:
-            # A typed tool without a schema is run by Anthropic's servers; the policy cannot use it.
-            if tool.input_schema or tool.type in (None, "custom"):
-                check_depth(tool.input_schema, f"tools.{tool.name}.input_schema")
-                tools.append(Tool(tool.name, tool.description, tool.input_schema))
+        system, transport = _system(decode(request.system, _SYSTEM, "system"))
+        first = (Message(role="system", text=system),) if system else ()
+        tools = memo.read(_read_tools, request.tools, "tools")
+        messages = [memo.read(_read_message, raw, f"messages[{i}]") for i, raw in enumerate(request.messages)]
         facts = RequestFacts(
             model=request.model,
             stream=bool(request.stream),
@@ -99,7 +98,9 @@ class AnthropicMessages:
             metadata=request.metadata or {},
             transport_system=transport,
         )
-        return WireRequest(Conversation(tuple(messages), tuple(tools)), facts)
+        conversation = Conversation(tuple(chain(first, *(message.value for message in messages))), tools.value)
+        digests = (message.digest for message in messages)
+        return WireRequest(conversation, facts, identity(identity(system.encode()), tools.digest, *digests))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
         return _Stream(head)
@@ -223,6 +224,20 @@ def _system(system: str | list[_Block]) -> tuple[str, tuple[str, ...]]:
     blocks = [system] if isinstance(system, str) else [block.text for block in system]
     transport = tuple(block for block in blocks if block.startswith(_BILLING))
     return join_text([block for block in blocks if not block.startswith(_BILLING)]), transport
+
+
+def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
+    tools = []
+    for tool in decode(raw, list[_Tool], place):
+        # A typed tool without a schema is run by Anthropic's servers; the policy cannot use it.
+        if tool.input_schema or tool.type in (None, "custom"):
+            check_depth(tool.input_schema, f"tools.{tool.name}.input_schema")
+            tools.append(Tool(tool.name, tool.description, tool.input_schema))
+    return tuple(tools)
+
+
+def _read_message(raw: msgspec.Raw, place: str) -> tuple[Message, ...]:
+    return tuple(_messages(decode(raw, _Message, place)))
 
 
 def _messages(message: _Message) -> Iterator[Message]:

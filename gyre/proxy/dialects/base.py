@@ -9,12 +9,13 @@ Commit point: deltas go out while tokens are produced; tool calls and everything
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from gyre.core.records import FinishReason
+from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, Fault
 from gyre.trajectory.conversation import Conversation, Message, ToolCall
 
@@ -52,6 +53,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
 class WireRequest(msgspec.Struct, frozen=True):
     conversation: Conversation
     facts: RequestFacts
+    identity: bytes
+    """Equal for requests whose messages and tools say the same one by one, however they are spelled."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +109,9 @@ class Encoder(Protocol):
 class Dialect(Protocol):
     name: str
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
-        """Raises CallError (INVALID) with the place of the fault."""
+    def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
+        """`memo` is the session's: the part of the history that it knows is not read again. Raises CallError (INVALID)
+        with the place of the fault."""
         ...
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> Encoder: ...
@@ -119,31 +123,41 @@ class Dialect(Protocol):
     def error_body(self, error: CallError) -> dict[str, Any]: ...
 
 
+NOTHING = msgspec.Raw(b"null")
+"""Stands for a field that a request left out."""
+
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SECRET_HEADERS = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
 
 
-def decode(body: bytes, kind: type[T]) -> T:
-    """Parses a request body into a wire struct.
+def decode(body: bytes | msgspec.Raw, kind: type[T], place: str = "") -> T:
+    """Parses a request body, or the part of it at `place`, into a wire struct.
 
     JavaScript harnesses cut strings inside surrogate pairs and send the lone half as an escape: it is replaced, like
     Node's own UTF-8 encoder would. Everything else that is not JSON of the right shape raises CallError (INVALID).
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise CallError(Fault.INVALID, f"Invalid request: {error}.") from None
     except RecursionError:
-        raise CallError(Fault.INVALID, "Invalid request: JSON is nested too deeply.") from None
+        raise _too_deep(place) from None
     except msgspec.DecodeError as error:
-        if rb"\ud" not in body.lower():
-            raise CallError(Fault.INVALID, f"Invalid request: {error}.") from None
+        if isinstance(error, msgspec.ValidationError) or rb"\ud" not in bytes(body).lower():
+            raise _invalid(place, error) from None
     try:
-        return msgspec.convert(_without_lone_surrogates(json.loads(body, parse_constant=_refuse_constant)), type=kind)
+        clean = _without_lone_surrogates(json.loads(bytes(body), parse_constant=_refuse_constant))
+        return msgspec.json.decode(json.dumps(clean, ensure_ascii=False), type=kind)
     except RecursionError:
-        raise CallError(Fault.INVALID, "Invalid request: JSON is nested too deeply.") from None
+        raise _too_deep(place) from None
     except ValueError as error:
-        raise CallError(Fault.INVALID, f"Invalid request: {error}.") from None
+        raise _invalid(place, error) from None
+
+
+def _invalid(place: str, error: Exception) -> CallError:
+    return CallError(Fault.INVALID, f"Invalid request: {place}{': ' if place else ''}{error}.")
+
+
+def _too_deep(place: str) -> CallError:
+    return CallError(Fault.INVALID, f"Invalid request: {place}{': ' if place else ''}JSON is nested too deeply.")
 
 
 def _refuse_constant(name: str) -> None:
@@ -192,7 +206,7 @@ def arguments_text(call: ToolCall) -> str:
     return msgspec.json.encode(call.arguments).decode()
 
 
-def join_text(blocks: list[str]) -> str:
+def join_text(blocks: Iterable[str]) -> str:
     """Text blocks of one message, in canonical form: blank blocks dropped, the rest joined by a newline."""
     return "\n".join(block for block in blocks if block.strip())
 

@@ -1,11 +1,12 @@
 """OpenAI Chat Completions: `POST /v1/chat/completions`, streaming and not (notes/harnesses.md §7, §8)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from gyre.proxy.dialects.base import (
+    NOTHING,
     Delta,
     RequestFacts,
     TurnEnd,
@@ -20,18 +21,10 @@ from gyre.proxy.dialects.base import (
     public_headers,
     sse,
 )
-from gyre.proxy.dialects.openai import error_object
+from gyre.proxy.dialects.memo import Memo, identity
+from gyre.proxy.dialects.openai import Content, error_object, texts
 from gyre.proxy.errors import CallError, Fault
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    refusal: str = ""
-
-
-_Content = str | list[_Part] | None
 
 
 class _Function(msgspec.Struct):
@@ -46,7 +39,7 @@ class _Call(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: _Content = None
+    content: Content = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str = ""
     reasoning_content: str | None = None
@@ -63,14 +56,17 @@ class _Tool(msgspec.Struct):
     function: _Declared | None = None
 
 
+_TOOLS: Any = list[_Tool] | None
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
 class _Request(msgspec.Struct):
-    messages: list[_Message]
+    messages: list[msgspec.Raw]
     model: str = ""
-    tools: list[_Tool] | None = None
+    tools: msgspec.Raw = NOTHING
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stream: bool | None = None
@@ -82,7 +78,7 @@ class _Request(msgspec.Struct):
 class ChatCompletions:
     name = "chat"
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
+    def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
         request = decode(body, _Request)
         if not request.messages:
             raise CallError(Fault.INVALID, "messages: at least one message is required.")
@@ -91,12 +87,8 @@ class ChatCompletions:
         limit = request.max_completion_tokens or request.max_tokens
         if limit is not None and limit < 1:
             raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
-        tools = []
-        for tool in request.tools or []:
-            if tool.function is not None:
-                check_depth(tool.function.parameters, f"tools.{tool.function.name}.parameters")
-                declared = tool.function
-                tools.append(Tool(declared.name, declared.description or "", declared.parameters or {}))
+        tools = memo.read(_read_tools, request.tools, "tools")
+        messages = [memo.read(_read_message, raw, f"messages[{i}]") for i, raw in enumerate(request.messages)]
         facts = RequestFacts(
             model=request.model,
             stream=bool(request.stream),
@@ -105,8 +97,8 @@ class ChatCompletions:
             headers=public_headers(headers),
             metadata=request.metadata or {},
         )
-        messages = tuple(_message(message) for message in request.messages)
-        return WireRequest(Conversation(messages, tuple(tools)), facts)
+        conversation = Conversation(tuple(message.value for message in messages), tools.value)
+        return WireRequest(conversation, facts, identity(tools.digest, *(message.digest for message in messages)))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
         return _Stream(request, head)
@@ -185,8 +177,20 @@ def _wire_call(call: ToolCall, arguments: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _message(message: _Message) -> Message:
-    text = join_text(list(_texts(message.content)))
+def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
+    declarations: list[_Tool] | None = decode(raw, _TOOLS, place)
+    tools = []
+    for tool in declarations or []:
+        if tool.function is not None:
+            declared = tool.function
+            check_depth(declared.parameters, f"tools.{declared.name}.parameters")
+            tools.append(Tool(declared.name, declared.description or "", declared.parameters or {}))
+    return tuple(tools)
+
+
+def _read_message(raw: msgspec.Raw, place: str) -> Message:
+    message = decode(raw, _Message, place)
+    text = join_text(texts(message.content))
     if message.role == "tool":
         return Message(role="tool", text=text, tool_call_id=message.tool_call_id)
     if message.role != "assistant":
@@ -196,16 +200,3 @@ def _message(message: _Message) -> Message:
         for call in message.tool_calls or []
     )
     return Message(role="assistant", text=text, reasoning=message.reasoning_content or "", tool_calls=calls)
-
-
-def _texts(content: _Content) -> Iterator[str]:
-    if content is None:
-        return
-    if isinstance(content, str):
-        yield content
-        return
-    for part in content:
-        if part.type == "text":
-            yield part.text
-        else:
-            yield part.refusal or f"[{part.type} omitted]"

@@ -1,8 +1,34 @@
-"""What both OpenAI dialects share: error bodies."""
+"""What both OpenAI dialects share: content of messages, and error bodies."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from gyre.proxy.errors import CallError, ContextOverflow, Fault
+
+_TEXTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str = ""
+    refusal: str = ""
+
+
+Content = str | list[Part] | None
+
+
+def texts(content: Content) -> Iterator[str]:
+    """The texts of a message's parts; what the policy cannot read stays visible as a gap."""
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield content
+        return
+    for part in content:
+        yield part.text if part.type in _TEXTS else part.refusal or f"[{part.type} omitted]"
+
 
 _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.UNAUTHORIZED: ("authentication_error", "invalid_api_key"),

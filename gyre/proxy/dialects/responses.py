@@ -1,11 +1,12 @@
 """OpenAI Responses: `POST /v1/responses`, request side and JSON answers (notes/harnesses.md §6, §8)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from gyre.proxy.dialects.base import (
+    NOTHING,
     RequestFacts,
     ToolForm,
     TurnEnd,
@@ -17,20 +18,12 @@ from gyre.proxy.dialects.base import (
     parse_arguments,
     public_headers,
 )
-from gyre.proxy.dialects.openai import error_object
+from gyre.proxy.dialects.memo import Memo, identity
+from gyre.proxy.dialects.openai import Content, Part, error_object, texts
 from gyre.proxy.dialects.responses_items import envelope, finished, output_items
 from gyre.proxy.dialects.responses_stream import ResponsesStream
 from gyre.proxy.errors import CallError, Fault
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    refusal: str = ""
-
-
-_Content = str | list[_Part] | None
 
 
 class _Item(msgspec.Struct):
@@ -38,13 +31,13 @@ class _Item(msgspec.Struct):
 
     type: str = "message"
     role: str = ""
-    content: _Content = None
-    summary: list[_Part] | None = None
+    content: Content = None
+    summary: list[Part] | None = None
     name: str = ""
     arguments: str = ""
     input: str = ""
     call_id: str = ""
-    output: _Content = None
+    output: Content = None
 
 
 class _Tool(msgspec.Struct):
@@ -55,11 +48,14 @@ class _Tool(msgspec.Struct):
     tools: "list[_Tool] | None" = None
 
 
+_TOOLS: Any = list[_Tool] | None
+
+
 class _Request(msgspec.Struct):
-    input: str | list[_Item]
+    input: str | list[msgspec.Raw]
     model: str = ""
     instructions: str | None = None
-    tools: list[_Tool] | None = None
+    tools: msgspec.Raw = NOTHING
     max_output_tokens: int | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -73,27 +69,35 @@ _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string
 class Responses:
     name = "responses"
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> WireRequest:
+    def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
         request = decode(body, _Request)
-        items = [_Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         if request.previous_response_id:
             raise CallError(Fault.INVALID, "previous_response_id: responses are not stored; send the whole input.")
-        if not items:
+        if not request.input:
             raise CallError(Fault.INVALID, "input: at least one item is required.")
         if request.max_output_tokens is not None and request.max_output_tokens < 1:
             raise CallError(Fault.INVALID, "max_output_tokens: must be at least 1.")
-        messages = [Message(role="system", text=request.instructions)] if request.instructions else []
-        messages.extend(_messages(items))
-        declared = list(_tools(request.tools or [], ""))
+        instructions = request.instructions or ""
+        messages = [Message(role="system", text=instructions)] if instructions else []
+        digests = [identity(instructions.encode())]
+        if isinstance(request.input, str):
+            messages.append(Message(role="user", text=join_text([request.input])))
+            digests.append(identity(request.input.encode()))
+        else:
+            items = [memo.read(_read_item, raw, f"input[{i}]") for i, raw in enumerate(request.input)]
+            messages.extend(_messages(item.value for item in items))
+            digests.extend(item.digest for item in items)
+        declared = memo.read(_read_tools, request.tools, "tools")
         facts = RequestFacts(
             model=request.model,
             stream=bool(request.stream),
             max_tokens=request.max_output_tokens,
             headers=public_headers(headers),
             metadata={**(request.metadata or {}), **(request.client_metadata or {})},
-            tool_forms={tool.name: form for tool, form in declared if form != ToolForm()},
+            tool_forms=declared.value.forms,
         )
-        return WireRequest(Conversation(tuple(messages), tuple(tool for tool, _ in declared)), facts)
+        conversation = Conversation(tuple(messages), declared.value.tools)
+        return WireRequest(conversation, facts, identity(declared.digest, *digests))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> ResponsesStream:
         return ResponsesStream(request, head)
@@ -103,6 +107,19 @@ class Responses:
 
     def error_body(self, error: CallError) -> dict[str, Any]:
         return {"error": error_object(error)}
+
+
+class _Declared(msgspec.Struct, frozen=True):
+    tools: tuple[Tool, ...]
+    forms: dict[str, ToolForm]
+    """Only of tools that are not plain functions."""
+
+
+def _read_tools(raw: msgspec.Raw, place: str) -> _Declared:
+    declarations: list[_Tool] | None = decode(raw, _TOOLS, place)
+    declared = list(_tools(declarations or [], ""))
+    forms = {tool.name: form for tool, form in declared if form != ToolForm()}
+    return _Declared(tuple(tool for tool, _ in declared), forms)
 
 
 def _tools(tools: Iterable[_Tool], namespace: str) -> Iterator[tuple[Tool, ToolForm]]:
@@ -117,33 +134,56 @@ def _tools(tools: Iterable[_Tool], namespace: str) -> Iterator[tuple[Tool, ToolF
             yield Tool(tool.name, tool.description or "", _CUSTOM_PARAMETERS), ToolForm(namespace, custom=True)
 
 
-def _messages(items: list[_Item]) -> Iterator[Message]:
+class _Said(msgspec.Struct, frozen=True):
+    """One part of an assistant turn."""
+
+    text: str | None = None
+    reasoning: str | None = None
+
+
+_Element = ToolCall | _Said | Message
+
+
+def _read_item(raw: msgspec.Raw, place: str) -> _Element:
+    item = decode(raw, _Item, place)
+    match item.type:
+        case "function_call":
+            return ToolCall(item.call_id, item.name, parse_arguments(item.arguments, f"function call {item.call_id}"))
+        case "custom_tool_call":
+            return ToolCall(item.call_id, item.name, {"input": item.input})
+        case "function_call_output" | "custom_tool_call_output":
+            return Message(role="tool", text=join_text(texts(item.output)), tool_call_id=item.call_id)
+        case "reasoning":
+            summary = join_text(part.text for part in item.summary or [])
+            return _Said(reasoning=summary or join_text(texts(item.content)))
+        case "message" if item.role == "assistant":
+            return _Said(text=join_text(texts(item.content)))
+        case "message" if item.role in ("user", "system", "developer"):
+            role: Literal["user", "system"] = "user" if item.role == "user" else "system"
+            return Message(role=role, text=join_text(texts(item.content)))
+        case "message":
+            raise CallError(Fault.INVALID, f"{place}: message role {item.role!r} is not supported.")
+        case _:
+            raise CallError(Fault.INVALID, f"{place}: item type {item.type!r} is not supported.")
+
+
+def _messages(elements: Iterable[_Element]) -> Iterator[Message]:
     """Items as messages: reasoning, text and calls that follow each other are one assistant turn."""
     turn = _Turn()
-    for item in items:
-        if item.type in ("function_call", "custom_tool_call"):
-            turn.calls.append(_call(item))
+    for element in elements:
+        if isinstance(element, ToolCall):
+            turn.calls.append(element)
             continue
-        assistant_text = item.type == "message" and item.role == "assistant"
-        if item.type == "reasoning" or assistant_text:
-            if turn.calls or turn.texts:
-                yield from turn.take()
-            text = join_text(list(_texts(item.content)))
-            if assistant_text:
-                turn.texts.append(text)
-            else:
-                turn.reasoning.append(join_text([part.text for part in item.summary or []]) or text)
+        if isinstance(element, Message):
+            yield from turn.take()
+            yield element
             continue
-        yield from turn.take()
-        if item.type in ("function_call_output", "custom_tool_call_output"):
-            yield Message(role="tool", text=join_text(list(_texts(item.output))), tool_call_id=item.call_id)
-        elif item.type == "message":
-            role = item.role
-            if role not in ("user", "system", "developer"):
-                raise CallError(Fault.INVALID, f"input: message role {role!r} is not supported.")
-            yield Message(role="user" if role == "user" else "system", text=join_text(list(_texts(item.content))))
-        else:
-            raise CallError(Fault.INVALID, f"input: item type {item.type!r} is not supported.")
+        if turn.calls or turn.texts:
+            yield from turn.take()
+        if element.text is not None:
+            turn.texts.append(element.text)
+        if element.reasoning is not None:
+            turn.reasoning.append(element.reasoning)
     yield from turn.take()
 
 
@@ -159,22 +199,3 @@ class _Turn(msgspec.Struct):
             text, reasoning = join_text(self.texts), join_text(self.reasoning)
             yield Message(role="assistant", text=text, reasoning=reasoning, tool_calls=tuple(self.calls))
             self.reasoning, self.texts, self.calls = [], [], []
-
-
-def _call(item: _Item) -> ToolCall:
-    if item.type == "custom_tool_call":
-        return ToolCall(item.call_id, item.name, {"input": item.input})
-    return ToolCall(item.call_id, item.name, parse_arguments(item.arguments, f"function call {item.call_id}"))
-
-
-def _texts(content: _Content) -> Iterator[str]:
-    if content is None:
-        return
-    if isinstance(content, str):
-        yield content
-        return
-    for part in content:
-        if part.type in ("input_text", "output_text", "text", "reasoning_text", "summary_text"):
-            yield part.text
-        else:
-            yield part.refusal or f"[{part.type} omitted]"
