@@ -1,20 +1,20 @@
 """Rows of executions packed into micro-steps of a token budget, balanced by compute cost (DESIGN §6 "Packing buffer").
 
-An execution's rows share one micro-step, so that its clip sees all its log-probs. Micro-steps are filled with whole
-executions up to the budget and evened out by Σn² cost; an execution above the budget has a micro-step of its own with
-several packs; a row above the budget has a pack of its own. No row is dropped.
+An execution's rows share one micro-step, so that its clip sees all its log-probs. Tokens and cost are those of packed
+trees: what several rows of a pack begin with counts once, within an execution and between executions of the group.
+Micro-steps are filled with whole executions up to the budget and evened out by cost; an execution above the budget has
+a micro-step of its own with several packs; a row above the budget has a pack of its own. No row is dropped.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gyre.trajectory.microstep import ExecutionRows, MicroStep
-
-ATTENTION_BREAK_EVEN = 16384
-"""Row length at which attention costs as much as the rest of a layer (about 6 × hidden size of a mid-size model)."""
+from gyre.trajectory.prefixes import ATTENTION_BREAK_EVEN, SharedRows, Size
 
 
 def row_cost(tokens: int) -> float:
-    """Relative compute of a row: linear layers n, attention n²."""
+    """Relative compute of a row of its own: linear layers n, attention n²."""
     return tokens + tokens * tokens / ATTENTION_BREAK_EVEN
 
 
@@ -32,67 +32,77 @@ def pack(
 
     Executions that do not contribute are left out (count them with `contributes`); a group without any gives [].
     Deterministic, and independent of the order of `executions`."""
-    kept = sorted((e for e in executions if contributes(e)), key=lambda e: (-_cost(e), e.execution_id))
-    large = [[execution] for execution in kept if _tokens(execution) > budget_tokens]
-    bins = large + _balance([e for e in kept if _tokens(e) <= budget_tokens], budget_tokens)
-    bins.sort(key=lambda members: (-sum(map(_cost, members)), members[0].execution_id))
+    kept = sorted((e for e in executions if contributes(e)), key=lambda e: e.execution_id)
+    group_rows = _GroupRows(kept, budget_tokens)
+    bins = group_rows.bins()
+    bins.sort(key=lambda members: (-members.size.cost, members.executions))
     return [
         MicroStep(
             micro_step_id=f"{micro_step_prefix}-{index}",
             groups=[group],
-            executions=members,
-            packs=_packs(members, budget_tokens),
-            tokens=sum(map(_tokens, members)),
-            cost=sum(map(_cost, members)),
+            executions=[kept[i] for i in members.executions],
+            packs=group_rows.packs(members),
+            tokens=sum(len(row.ids_T) for i in members.executions for row in kept[i].rows),
+            cost=members.size.cost,
         )
         for index, members in enumerate(bins)
     ]
 
 
-def _balance(executions: list[ExecutionRows], budget: int) -> list[list[ExecutionRows]]:
-    """As many bins as first-fit-decreasing by tokens needs, then even costs where the budget allows."""
-    by_tokens = sorted(executions, key=lambda e: (-_tokens(e), e.execution_id))
-    fitted = _first_fit([_tokens(e) for e in by_tokens], budget)
-    even: list[list[ExecutionRows]] = [[] for _ in fitted]
-    tokens = [0] * len(fitted)
-    costs = [0.0] * len(fitted)
-    for execution in executions:  # most expensive first
-        room = [i for i in range(len(even)) if tokens[i] + _tokens(execution) <= budget]
-        if not room:
-            return [[by_tokens[i] for i in members] for members in fitted]
-        target = min(room, key=lambda i: (costs[i], i))
-        even[target].append(execution)
-        tokens[target] += _tokens(execution)
-        costs[target] += _cost(execution)
-    return [members for members in even if members]
+class _Bin:
+    """Executions, by index, that will be one micro-step."""
+
+    def __init__(self) -> None:
+        self.executions: list[int] = []
+        self.size = Size(0, 0.0)
 
 
-def _packs(executions: list[ExecutionRows], budget: int) -> list[list[tuple[int, int]]]:
-    entries = [
-        (len(row.ids_T), (i, j)) for i, execution in enumerate(executions) for j, row in enumerate(execution.rows)
-    ]
-    entries.sort(key=lambda entry: (-entry[0], entry[1]))
-    return [[entries[k][1] for k in members] for members in _first_fit([n for n, _ in entries], budget)]
+class _GroupRows:
+    def __init__(self, executions: Sequence[ExecutionRows], budget: int) -> None:
+        self._budget = budget
+        starts = [0]
+        for execution in executions:
+            starts.append(starts[-1] + len(execution.rows))
+        self._rows = [range(a, b) for a, b in pairwise(starts)]
+        self._shared = SharedRows([row for execution in executions for row in execution.rows])
+        self._sizes = [self._shared.size(rows) for rows in self._rows]
+        self._shares = [any(map(self._shared.shares, rows)) for rows in self._rows]
 
+    def bins(self) -> list[_Bin]:
+        """As many as first-fit-decreasing by tokens needs, then even costs where the budget allows."""
+        sizes = self._sizes
+        by_tokens = sorted(range(len(sizes)), key=lambda i: (-sizes[i].tokens, i))
+        by_cost = sorted(range(len(sizes)), key=lambda i: (-sizes[i].cost, i))
+        bins: list[_Bin] = []
+        for i in by_tokens:
+            fitting = ((one, self._joined(one, i)) for one in bins)
+            target, size = next((p for p in fitting if p[1].tokens <= self._budget), (None, sizes[i]))
+            if target is None:
+                bins.append(target := _Bin())
+            target.executions.append(i)
+            target.size = size
+        even = [_Bin() for _ in bins]
+        for i in by_cost:
+            options = [(one, self._joined(one, i)) for one in even]
+            options = [(one, size) for one, size in options if size.tokens <= self._budget or not one.executions]
+            if not options:
+                return bins
+            target, target.size = min(options, key=lambda option: option[1].cost)
+            target.executions.append(i)
+        return [one for one in even if one.executions]
 
-def _first_fit(sizes: list[int], budget: int) -> list[list[int]]:
-    """Indices per bin, `sizes` descending; a size above the budget fills a bin alone."""
-    bins: list[list[int]] = []
-    free: list[int] = []
-    for index, size in enumerate(sizes):
-        target = next((b for b, room in enumerate(free) if size <= room), None)
-        if target is None:
-            bins.append([index])
-            free.append(budget - size)
-        else:
-            bins[target].append(index)
-            free[target] -= size
-    return bins
+    def packs(self, members: _Bin) -> list[list[tuple[int, int]]]:
+        """Forward passes within the budget; rows that begin alike go into the same one."""
+        names = {row: (e, r) for e, i in enumerate(members.executions) for r, row in enumerate(self._rows[i])}
+        packs: list[list[int]] = []
+        for row in self._shared.ordered(names):
+            if packs and self._shared.size([*packs[-1], row]).tokens <= self._budget:
+                packs[-1].append(row)
+            else:
+                packs.append([row])
+        return [[names[row] for row in rows] for rows in packs]
 
-
-def _tokens(execution: ExecutionRows) -> int:
-    return sum(len(row.ids_T) for row in execution.rows)
-
-
-def _cost(execution: ExecutionRows) -> float:
-    return sum(row_cost(len(row.ids_T)) for row in execution.rows)
+    def _joined(self, one: _Bin, execution: int) -> Size:
+        if not self._shares[execution]:
+            return one.size + self._sizes[execution]
+        return self._shared.size([row for i in (*one.executions, execution) for row in self._rows[i]])
