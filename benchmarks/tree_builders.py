@@ -4,7 +4,7 @@
 
 Every builder gets the same calls: fresh message objects (what parsing a request leaves), and token ids that need no
 encoding. Timed are `record` (from the parsed request to the stored call) and `build` (the training rows); decoding the
-request is not. A builder that needs the whole prompt gets it for nothing.
+request is not. A builder that needs the whole prompt gets it for nothing. Seconds are CPU seconds of one thread.
 """
 
 import ast
@@ -15,6 +15,7 @@ import json
 import sys
 import time
 import tracemalloc
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,14 @@ class Rows:
 
 
 class Call:
-    """One call, decoded anew: no object is shared with an earlier call, as in a server."""
+    """One call, decoded anew: it shares no message, id or log-prob with an earlier call, as in a server."""
 
     def __init__(self, scenario: dict[str, Any], call: dict[str, Any]) -> None:
         plain = [{k: v for k, v in scenario["messages"][i].items() if k != "ids"} for i in call["messages"]]
         self.body = json.dumps(plain).encode()
-        self.ids = [scenario["messages"][i]["ids"] for i in call["messages"]]
-        self.output: list[int] = call["output"]
-        self.logprobs = [-0.5] * len(self.output)
+        self.ids = [list(array("i", scenario["messages"][i]["ids"])) for i in call["messages"]]
+        self.output = list(array("i", call["output"]))
+        self.logprobs = [-1.0 / (2 + i) for i in range(len(self.output))]
         self.emitted: dict[str, Any] = call["emitted"]
         self.agent: str = call["agent"]
         self.role: str = call["role"]
@@ -77,16 +78,16 @@ class Gyre:
 
     def record(self, call: Call, parsed: Any) -> float:
         conversation, emitted, sample = parsed
-        started = time.perf_counter()
+        started = time.process_time()
         prepared = self.tree.prepare(conversation, role=self.role(call.role), agent_id=call.agent)
-        seconds = time.perf_counter() - started
-        assert len(prepared.input_ids) == prepared.input_len
-        self.engine_ms.append((time.perf_counter() - started - seconds) * 1e3)
-        started = time.perf_counter()
+        seconds = time.process_time() - started
+        assert len(prepared.prompt) == prepared.input_len
+        self.engine_ms.append((time.process_time() - started - seconds) * 1e3)
+        started = time.process_time()
         self.tree.commit(
             prepared, sample, None if call.orphan else emitted, call_id=f"c{len(self.tree)}", trainable=not call.orphan
         )
-        return seconds + time.perf_counter() - started
+        return seconds + time.process_time() - started
 
     def build(self) -> Rows:
         from gyre.trajectory.admission import admit
@@ -100,7 +101,7 @@ class Table:
     """Stands in for Gyre's renderer: a message's ids are looked up by its text."""
 
     def __init__(self, scenario: dict[str, Any]) -> None:
-        self.ids = {message["text"].strip(): message["ids"] for message in scenario["messages"]}
+        self.ids = {message["text"].strip(): array("i", message["ids"]) for message in scenario["messages"]}
 
     def render(self, conversation: Any) -> list[int]:
         return self.bridge((), (), conversation, 0)
@@ -108,7 +109,7 @@ class Table:
     def bridge(self, _prompt: Any, _output: Any, conversation: Any, start: int) -> list[int]:
         new: list[int] = []
         for message in conversation.messages[start:]:
-            new += self.ids[message.text.strip()]
+            new.extend(self.ids[message.text.strip()])
         return new + HEADER
 
 
@@ -128,9 +129,9 @@ class Agentcore:
 
     def record(self, _call: Call, parsed: Any) -> float:
         messages, reply, turn = parsed
-        started = time.perf_counter()
+        started = time.process_time()
         self.manager.record_turn("s", turn=turn, prompt_messages=messages, response_message=reply)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     def build(self) -> Rows:
         rows = self.manager.get_trajectory("s", base_sample=self.base)
@@ -155,9 +156,9 @@ class Trl:
         return call.prompt()
 
     def record(self, call: Call, parsed: Any) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         self.turns.append(self.names["TurnRecord"](parsed, call.output, call.logprobs))
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     def build(self) -> Rows:
         rows, _ = self.names["_chain_to_sequences"](self.turns, "s", self.threshold)
@@ -198,7 +199,7 @@ class Verifiers:
 
     def record(self, call: Call, parsed: Any) -> float:
         messages, reply, whole = parsed
-        started = time.perf_counter()
+        started = time.process_time()
         turn = self.graph.prepare_turn(self.trace, messages)
         ids, tail = call.ids, call.ids[turn.tail_start :]
         foreign = any(message.role == "assistant" for message in turn.tail)
@@ -226,7 +227,7 @@ class Verifiers:
             id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens
         )
         turn.commit(response)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     def build(self) -> Rows:
         # A sampled token shared by branches trains in the first of them, as in prime-rl.
@@ -275,9 +276,9 @@ def record(name: str, scenario: dict[str, Any]) -> tuple[Any, list[float]]:
 
 def timed(name: str, scenario: dict[str, Any]) -> dict[str, Any]:
     builder, seconds = record(name, scenario)
-    started = time.perf_counter()
+    started = time.process_time()
     rows = builder.build()
-    build = time.perf_counter() - started
+    build = time.process_time() - started
     return {
         "calls": len(seconds),
         "rows": len(rows.rows),

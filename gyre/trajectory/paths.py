@@ -42,7 +42,7 @@ class PathIds:
 class RecentPaths:
     """The latest path of each branch that calls go on with. Derived data only: results never depend on what is kept.
 
-    Successive paths share one list, so the ids of an agent's whole life are held once."""
+    Successive paths share one array, so the ids of an agent's whole life are held once."""
 
     def __init__(self, limit_tokens: int = 500_000) -> None:
         self._limit = limit_tokens
@@ -58,4 +58,4 @@ class RecentPaths:
 
     def get(self, node: Node) -> PathIds:
         kept = self._paths.get(node.call_id)
-        return kept if kept is not None else PathIds(path_tokens(node, node.end).tolist())
+        return kept if kept is not None else PathIds(array("i", path_tokens(node, node.end).tobytes()))

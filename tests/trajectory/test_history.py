@@ -1,0 +1,132 @@
+"""Matching against a plain reading of its rule: the deepest turn whose whole context a conversation repeats."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trajectory_helpers import TOOLS, result, system, user
+
+from gyre.trajectory.canonical import same_context, same_turn
+from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.trajectory.history import _LATEST, History, Match
+
+HEAD = (system("You are a helpful agent."), user("list the files"))
+
+
+class Recorder:
+    """A history, and all that it was told: conversation and answer of every call."""
+
+    def __init__(self):
+        self.history = History()
+        self.turns = []
+
+    def answer(self, conversation, emitted):
+        match = self.history.match(conversation)
+        call_id = f"c{len(self.turns)}"
+        self.history.note_echoes(match.fresh_echoes)
+        self.history.remember(call_id, len(self.turns), conversation, match, emitted)
+        parent = next((turn for turn in self.turns if turn[0] == match.turn), None)
+        self.turns.append((call_id, parent, conversation, emitted))
+        return match
+
+    def expected(self, conversation):
+        """(call id, position) by comparing every turn with the conversation, message by message."""
+        best = (None, -1)
+        for turn in self.turns:
+            position = len(turn[2].messages)
+            if position >= best[1] and turn[2].tools == conversation.tools and repeats(turn, conversation.messages):
+                best = (turn[0], position)
+        return best
+
+
+def repeats(turn, messages):
+    _, parent, conversation, emitted = turn
+    position = len(conversation.messages)
+    if position >= len(messages) or messages[position].role != "assistant":
+        return False
+    start = 0
+    if parent is not None:
+        if not repeats(parent, messages):
+            return False
+        start = len(parent[2].messages) + 1
+    pairs = zip(conversation.messages[start:], messages[start:position], strict=True)
+    return all(same_context(a, b) for a, b in pairs) and echoes(emitted, messages, position)
+
+
+def echoes(emitted, messages, position):
+    if same_turn(emitted, messages[position]):
+        return True
+    answered = []
+    for message in messages[position + 1 :]:
+        if message.role != "tool":
+            break
+        answered.append(message.tool_call_id)
+    calls = {call.id for call in emitted.tool_calls}
+    return bool(calls) and not messages[position].tool_calls and set(answered) == calls
+
+
+MUTATIONS = {
+    "none": lambda m: m,
+    "spaces": lambda m: msgspec.structs.replace(m, text=m.text + " \n"),
+    "text": lambda m: msgspec.structs.replace(m, text=m.text + "!"),
+    "calls dropped": lambda m: msgspec.structs.replace(m, tool_calls=()),
+    "arguments": lambda m: msgspec.structs.replace(m, tool_calls=tuple(ToolCall(c.id, "X", {}) for c in m.tool_calls)),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_match_finds_what_a_plain_search_finds(data):
+    recorder = Recorder()
+    known = [Conversation(HEAD, TOOLS), Conversation((HEAD[0], user("other")), TOOLS), Conversation(HEAD, TOOLS[:1])]
+    for number in range(data.draw(st.integers(2, 14))):
+        base = data.draw(st.sampled_from(known[-4:] if data.draw(st.booleans()) else known))
+        messages = list(base.messages)
+        if data.draw(st.integers(0, 3)) == 0:
+            at = data.draw(st.integers(0, len(messages) - 1))
+            messages[at] = MUTATIONS[data.draw(st.sampled_from(sorted(MUTATIONS)))](messages[at])
+        conversation = Conversation(tuple(messages), base.tools)
+        match = recorder.history.match(conversation)
+        expected, position = recorder.expected(conversation)
+        assert (match.turn, match.start) == (expected, position + 1)
+        emitted = data.draw(answers(number))
+        assert recorder.answer(conversation, emitted) == match
+        later = [result(call, f"out {call.id}") for call in emitted.tool_calls] or [user("go on")]
+        known.append(Conversation((*conversation.messages, emitted, *later), base.tools))
+
+
+def answers(number):
+    calls = st.integers(0, 2).map(lambda n: tuple(ToolCall(f"call_{number}_{i}", "Bash", {}) for i in range(n)))
+    return st.builds(Message, role=st.just("assistant"), text=st.sampled_from(["ok", "done ", ""]), tool_calls=calls)
+
+
+def test_what_is_kept_for_speed_decides_nothing():
+    """More branches at once than requests are kept whole: each still continues its own turn, and drift counts once."""
+    recorder = Recorder()
+    tasks = [Conversation((HEAD[0], user(f"task {i}")), TOOLS) for i in range(_LATEST + 5)]
+    for _ in range(3):
+        for index, conversation in enumerate(tasks):
+            emitted = Message(role="assistant", text=f"step {len(conversation.messages)} ")
+            match = recorder.answer(conversation, emitted)
+            later = len(conversation.messages) > 2
+            assert match.turn == (f"c{len(recorder.turns) - 1 - len(tasks)}" if later else None)
+            assert match.drift == ({"text_whitespace": 1} if later else {})
+            echo = msgspec.structs.replace(emitted, text=emitted.text.strip())
+            tasks[index] = Conversation((*conversation.messages, echo, user("more")), TOOLS)
+
+
+def test_equal_messages_are_stored_once():
+    recorder = Recorder()
+    messages = HEAD
+    for number in range(4):
+        conversation = msgspec.msgpack.decode(msgspec.msgpack.encode(Conversation(messages, TOOLS)), type=Conversation)
+        emitted = Message(role="assistant", text=f"step {number}")
+        match = recorder.answer(conversation, emitted)
+        assert len(match.known) == max(0, len(messages) - 2)
+        messages = (*messages, emitted, user(f"more {number}"))
+    (latest,) = recorder.history._latest.values()
+    stored = {id(message) for turn in recorder.history._turns.values() for message in turn.context}
+    assert stored <= {id(message) for message in latest}
+
+
+def test_a_history_without_turns_matches_nothing():
+    assert History().match(Conversation(HEAD, TOOLS)) == Match(turn=None, start=0)
