@@ -16,8 +16,14 @@ from gyre.trajectory.microstep import Row
 class Replica:
     """Parameters are undefined until `scatter`. All methods run in the training thread."""
 
-    def __init__(self, model_dir: str, temperature: float = 1.0, share_prefixes: bool = True) -> None:
-        self.model = build_model(read_config(model_dir), temperature)
+    def __init__(
+        self,
+        model_dir: str,
+        temperature: float = 1.0,
+        share_prefixes: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.model = build_model(read_config(model_dir), temperature, dtype)
         weights.mark_shards(self.model)
         self.ddp = DistributedDataParallel(
             self.model.config,
