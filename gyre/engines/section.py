@@ -22,6 +22,7 @@ class LocalSection(
     """The embedded engine on CPUs."""
 
     entry: ClassVar[str] = "gyre.engines.local.worker:main"
+    start_timeout_s: ClassVar[float] = 120.0
 
     kv_blocks: Positive = 2048
     page_size: Positive = 16
@@ -58,6 +59,8 @@ class SglangSection(
     """One SGLang server per engine, started by its worker. The fields are those of `SglangEngineConfig`."""
 
     entry: ClassVar[str] = "gyre.engines.sglang.worker:main"
+    start_timeout_s: ClassVar[float] = 660.0
+    """A little longer than the worker waits for its server, so that the worker tells what was wrong."""
 
     python: str
     device: str = "cuda"

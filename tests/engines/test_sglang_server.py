@@ -11,6 +11,7 @@ from sglang_servers import checksums, cpu_config, needs_sglang, running, save_ti
 
 from gyre.core.errors import NotReady
 from gyre.engines.base import Engine, PauseMode
+from gyre.engines.section import SglangSection
 from gyre.launch.base import ProcessSpec
 from gyre.launch.local import LocalLauncher
 from gyre.rpc import connect
@@ -92,6 +93,7 @@ async def test_the_worker_serves_it_and_the_server_dies_with_the_worker(model_di
         entry="gyre.engines.sglang.worker:main",
         config=msgspec.Raw(msgspec.json.encode(config)),
         env={"OMP_NUM_THREADS": "1"},
+        start_timeout_s=SglangSection.start_timeout_s,
     )
     async with LocalLauncher(tmp_path) as launcher:
         process = await launcher.start(spec)
