@@ -35,3 +35,14 @@ if ! ((${#wanted[@]})) || [[ " ${wanted[*]} " == *" qwen3-tokenizer "* ]]; then
         rm "$home/$archive"
     fi
 fi
+
+# Packers (packing.py): two files, loaded out of the wheels
+if ! ((${#wanted[@]})) || [[ " ${wanted[*]} " == *" packers "* ]]; then
+    home=.cache/peers/packers
+    for wheel in skyrl==0.4.0 verl==0.9.1; do
+        compgen -G "$home/${wheel/==/-}-*.whl" >/dev/null && continue
+        echo "setting up packers: $wheel"
+        "${PYTHON:-python3.11}" -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: \
+            --python-version 3.12 -d "$home" "$wheel"
+    done
+fi

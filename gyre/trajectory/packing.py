@@ -57,6 +57,11 @@ class _Bin:
         self.size = Size(0, 0.0)
 
 
+def _put(execution: int, target: _Bin, size: Size) -> None:
+    target.executions.append(execution)
+    target.size = size
+
+
 class _GroupRows:
     def __init__(self, executions: Sequence[ExecutionRows], budget: int) -> None:
         self._budget = budget
@@ -75,20 +80,19 @@ class _GroupRows:
         by_cost = sorted(range(len(sizes)), key=lambda i: (-sizes[i].cost, i))
         bins: list[_Bin] = []
         for i in by_tokens:
-            fitting = ((one, self._joined(one, i)) for one in bins)
-            target, size = next((p for p in fitting if p[1].tokens <= self._budget), (None, sizes[i]))
-            if target is None:
-                bins.append(target := _Bin())
-            target.executions.append(i)
-            target.size = size
+            joined = ((one, self._joined(one, i)) for one in bins)
+            fitting = next((option for option in joined if option[1].tokens <= self._budget), None)
+            if fitting is None:
+                fitting = _Bin(), sizes[i]
+                bins.append(fitting[0])
+            _put(i, *fitting)
         even = [_Bin() for _ in bins]
         for i in by_cost:
             options = [(one, self._joined(one, i)) for one in even]
             options = [(one, size) for one, size in options if size.tokens <= self._budget or not one.executions]
             if not options:
                 return bins
-            target, target.size = min(options, key=lambda option: option[1].cost)
-            target.executions.append(i)
+            _put(i, *min(options, key=lambda option: option[1].cost))
         return [one for one in even if one.executions]
 
     def packs(self, members: _Bin) -> list[list[tuple[int, int]]]:
