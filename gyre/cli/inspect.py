@@ -46,6 +46,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         tables.steps_table(summary),
         tables.transitions_table(summary),
         tables.joins_table(summary),
+        tables.recovery_table(summary),
         tables.executions_table(summary),
     ):
         if table.row_count:

@@ -22,6 +22,8 @@ def final_report(run_dir: Path, console: Console | None = None) -> None:
     pictures = []
     if summary.steps:
         console.print(tables.steps_table(summary), "")
+        if summary.recovery:
+            console.print(tables.recovery_table(summary), "")
         pictures.append(run.root / "reward.png")
         plots.draw_reward(summary, pictures[-1])
     if role_spans(events):

@@ -2,8 +2,10 @@
 
 from collections import Counter
 
+from rich.markup import escape
 from rich.table import Table
 
+from gyre.core.events import MicroStepsReturned, ProcessLost, ProcessRestarted
 from gyre.core.records import RoleClass
 from gyre.store.summary import ExecutionSummary, RunSummary, mean
 
@@ -46,6 +48,22 @@ def joins_table(summary: RunSummary) -> Table:
     table = _table("Satellites that joined a batch under way", "cell", "step", "micro-steps")
     for join in summary.joins:
         table.add_row(str(join.cell), str(join.step), str(join.micro_steps))
+    return table
+
+
+def recovery_table(summary: RunSummary) -> Table:
+    table = _table("Processes lost and replaced", "t")
+    for name in ("process", "what"):
+        table.add_column(name, justify="left")
+    for event in summary.recovery:
+        match event:
+            case ProcessLost():
+                row = (event.name, f"[red]lost[/]: {escape(event.detail)}")
+            case ProcessRestarted():
+                row = (event.name, f"replaced after {event.seconds:.1f} s")
+            case MicroStepsReturned():
+                row = (f"cell {event.cell}", f"{event.micro_steps} micro-steps of step {event.step} back in the queue")
+        table.add_row(f"{event.t:.1f}", *row)
     return table
 
 
@@ -123,8 +141,6 @@ def facts(summary: RunSummary) -> Table:
     table.add_row("invariants", "[green]all held[/]" if summary.invariants_ok else "[red]broken[/]")
     for broken in summary.broken:
         table.add_row("", f"[red]{broken.t:.1f} s: {broken.name}: {broken.detail}[/]")
-    for lost in summary.lost:
-        table.add_row("process lost", f"[red]{lost.t:.1f} s: {lost.name}: {lost.detail}[/]")
     return table
 
 

@@ -45,7 +45,7 @@ class Board:
     def __init__(self, config: SchedulerConfig, clock: Clock, journal: Journal, version: int) -> None:
         self.config = config
         self.clock = clock
-        self.ledger = Ledger(config.N)
+        self.ledger = Ledger(config.N, lightest_first=config.launch_order == "longest_first")
         self.signal = Signal()
         self.timer = SupplyTimer()
         self.version = version

@@ -87,9 +87,10 @@ class Dispatcher:
             board.ledger.cancel(ticket.group, ticket.member)
             self._closed(ticket, started, _cut_off(ticket))
             raise
-        ready = board.ledger.close(ticket.group, ticket.member, outcome)
+        seconds = board.clock.now() - started
+        ready = board.ledger.close(ticket.group, ticket.member, outcome, seconds)
         self._closed(ticket, started, outcome)
-        self._order.observe(ticket.query, board.clock.now() - started)
+        self._order.observe(ticket.query, seconds)
         if ready:
             board.record(GroupReady(t=board.clock.now(), group=ticket.group))
             if board.config.dispatch == "continuous":

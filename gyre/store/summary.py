@@ -15,7 +15,9 @@ from gyre.core.events import (
     InvariantBroken,
     LedgerSampled,
     MicroStepDone,
+    MicroStepsReturned,
     ProcessLost,
+    ProcessRestarted,
     ProxySampled,
     PublicationProbed,
     RunFinished,
@@ -77,7 +79,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     probes: list[PublicationProbed]
     broken: list[InvariantBroken]
     """What the run itself reported, and counters in the journal that break 0 ≤ f ≤ p ≤ d or p − f ≤ C_R."""
-    lost: list[ProcessLost]
+    recovery: list[ProcessLost | ProcessRestarted | MicroStepsReturned]
+    """Processes that were lost, and what followed."""
     proxy: ProxyTotals
 
     @property
@@ -108,7 +111,7 @@ def summarise(events: Iterable[Event], outcomes: Mapping[str, Outcome], trees: M
         executions=executions,
         probes=[event for event in line if isinstance(event, PublicationProbed)],
         broken=[event for event in everything if isinstance(event, InvariantBroken)] + _broken_counters(everything),
-        lost=[event for event in everything if isinstance(event, ProcessLost)],
+        recovery=[e for e in everything if isinstance(e, ProcessLost | ProcessRestarted | MicroStepsReturned)],
         proxy=_proxy_totals([event for event in everything if isinstance(event, ProxySampled)]),
     )
 

@@ -26,9 +26,11 @@ from gyre.store import RunDir
 from gyre.training.base import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, ParallelConfig
 from gyre.training.groups import StoreServer
+from gyre.training.objective import ObjectiveConfig
 from gyre.transport.shm import ShmTransport
 
 VOCABULARY = 128
+GROUP_TIMEOUT_S = 8.0
 
 
 class ProxyThatRecords:
@@ -73,8 +75,10 @@ def run_config(
         scheduler=scheduler,
         engine=EngineSection(kv_blocks=64),
         trainer=TrainerSection(
-            parallel=parallel, optimizer=OptimizerConfig(learning_rate=1e-2), group_timeout_s=recovery.call_s
+            parallel=parallel, optimizer=OptimizerConfig(learning_rate=1e-2), group_timeout_s=GROUP_TIMEOUT_S
         ),
+        # The behaviour log-probs of the micro-steps are made up: the real edges would clip them.
+        objective=ObjectiveConfig(clip_low=0.0, clip_high=1e9),
         recovery=recovery,
         keep_checkpoints=1,
     )
@@ -97,9 +101,9 @@ async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, L
             await fleet.close()
 
 
-def micro_step(name: str, seed: int, group: int = 0, weight: float = 1 / 24) -> MicroStep:
+def micro_step(name: str, seed: int, group: int = 0) -> MicroStep:
     ids = torch.randint(0, VOCABULARY, (24,), generator=torch.Generator().manual_seed(seed)).tolist()
     targets = list(range(12, 24))
     row = Row(ids_T=ids, targets=targets, logprobs=[-4.5] * 12, versions=[0] * 12)
-    rows = ExecutionRows(execution_id=name, advantage=1.0 if seed % 2 else -1.0, weight=weight, rows=[row])
+    rows = ExecutionRows(execution_id=name, advantage=1.0 if seed % 2 else -1.0, weight=1 / 24, rows=[row])
     return MicroStep(micro_step_id=name, groups=[group], executions=[rows], packs=[[(0, 0)]], tokens=24, cost=24.0)

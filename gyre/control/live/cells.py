@@ -113,25 +113,28 @@ class LiveCells:
         await self._engine(cell, enter)
 
     async def update(self, members: int) -> UpdateStats:
-        # The drain of the pipeline comes first, and every member waits for the slowest one.
-        seconds = self._deadlines.micro_step_s + 2 * self._config.trainer.group_timeout_s
-        generation = self._generation
-        results = await asyncio.gather(
-            *(
-                self._trainer(cell, lambda trainer: trainer.reduce(generation, members), seconds)
-                for cell in range(members)
-            ),
-            return_exceptions=True,
-        )
-        errors = [result for result in results if isinstance(result, BaseException)]
+        generation, timeout_s = self._generation, self._config.trainer.group_timeout_s
+        # The drain of the pipeline comes first.
+        seconds = self._deadlines.micro_step_s + 2 * timeout_s
+
+        def reduce(cell: int) -> asyncio.Future[None]:
+            return asyncio.ensure_future(self._trainer(cell, lambda t: t.reduce(generation, members), seconds))
+
+        core, *satellites = calls = [reduce(cell) for cell in range(members)]
+        await asyncio.wait({core})
+        if satellites:
+            # All have waited for each other; who has not answered soon after the core is hung.
+            _, late = await asyncio.wait(satellites, timeout=timeout_s)
+            for cell in [cell for cell, call in enumerate(calls) if call in late]:
+                await self._fleet.kill(self._fleet.member(Member("trainer", cell)))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [result for result in results if result is not None]
         for error in errors:
             if not isinstance(error, PeerLost | GroupBroken):
                 raise error
         if errors:
             self._generation += 1
-        core = results[CORE]
-        if isinstance(core, BaseException):
-            raise core
+        core.result()
         stats = await self._trainer(CORE, lambda core: core.optimizer_step())
         return UpdateStats(version=stats.version, grad_norm=stats.grad_norm)
 

@@ -75,9 +75,11 @@ class Fleet:
         await together(start_proxy(), start_runner(), self.start_members())
 
     async def start_members(self) -> None:
-        """All engines and trainers."""
-        cells = range(self._config.scheduler.K)
-        engines = [Member("engine", cell) for cell in [*cells, *self._config.scheduler.pool]]
+        """All engines and trainers. Cells that never serve (policy async) have no engine."""
+        scheduler = self._config.scheduler
+        cells = range(scheduler.K)
+        serving = scheduler.pool if scheduler.policy == "async" else [*cells, *scheduler.pool]
+        engines = [Member("engine", cell) for cell in serving]
         trainers = [Member("trainer", cell) for cell in cells]
         await together(*(self.start_member(member) for member in engines + trainers))
 

@@ -1,0 +1,33 @@
+from gyre.control.live.progress import Liveness
+from gyre.engines.base import EngineStatus
+
+
+def status(running: int, tokens: int, paused: bool = False) -> EngineStatus:
+    return EngineStatus(
+        version=0,
+        running=running,
+        paused=paused,
+        released=False,
+        generated_tokens=tokens,
+        cached_tokens=0,
+        weights_checksum="",
+    )
+
+
+def test_an_engine_with_requests_must_produce_tokens() -> None:
+    liveness = Liveness(0.0)
+    assert liveness.observe(5.0, status(2, 10)) == 0.0
+    assert liveness.observe(9.0, status(2, 10)) == 4.0, "it answers, but makes no progress"
+    assert liveness.observe(12.0, status(1, 11)) == 0.0
+
+
+def test_an_idle_or_paused_engine_needs_no_progress() -> None:
+    liveness = Liveness(0.0)
+    assert liveness.observe(50.0, status(0, 0)) == 0.0
+    assert liveness.observe(90.0, status(3, 0, paused=True)) == 0.0
+
+
+def test_no_answer_is_no_progress() -> None:
+    liveness = Liveness(10.0)
+    assert liveness.observe(14.0, None) == 4.0
+    assert liveness.observe(15.0, status(0, 0)) == 0.0
