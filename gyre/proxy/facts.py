@@ -1,22 +1,24 @@
 """What role classification may know about a request, read from its wire form. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from gyre.proxy.dialects.base import WireRequest
+from gyre.trajectory.conversation import Message
 from gyre.trajectory.roles import CallFacts, RoleMarkers, is_canned
 
 _MAX_JSON = 16_384
 
 
 def call_facts(
-    wire: WireRequest, main_system: str, markers: RoleMarkers, known_agents: frozenset[str] = frozenset()
+    wire: WireRequest, main_system: str, markers: RoleMarkers, callers: Mapping[str, str] = MappingProxyType({})
 ) -> CallFacts:
-    """`main_system` is the system prompt of the execution's first main call, or ""; `known_agents` are its sub-agents
-    so far."""
+    """`main_system` is the system prompt of the execution's first main call, or ""; `callers` maps the tool calls that
+    its sub-agents made, by id, to the ids of these agents."""
     facts, conversation = wire.facts, wire.conversation
     users = [message.text for message in conversation.messages if message.role == "user"]
     before = takewhile(lambda m: m.role != "assistant" or is_canned(markers, m.text), conversation.messages)
@@ -30,8 +32,13 @@ def call_facts(
         tools=len(conversation.tools),
         stream=facts.stream,
         main_system=main_system,
-        known_agents=known_agents,
+        known_agents=frozenset(callers.values()),
+        history_agent=callers.get(_last_tool_call(conversation.messages), ""),
     )
+
+
+def _last_tool_call(messages: Sequence[Message]) -> str:
+    return next((message.tool_calls[0].id for message in reversed(messages) if message.tool_calls), "")
 
 
 def system_text(wire: WireRequest) -> str:

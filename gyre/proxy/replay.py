@@ -38,7 +38,7 @@ FAMILY = "qwen3"
 class LeafReport(msgspec.Struct, frozen=True):
     role: RoleClass
     calls: int
-    """Calls on the path."""
+    """Calls on the path with tokens that they sampled."""
     targets: int
     """Tokens on the path that the policy sampled and that may contribute loss."""
 
@@ -214,7 +214,7 @@ def _services(renderer: ChatRenderer, policy: _Policy, sink: _Sink) -> Services:
 def _leaf(tree: TrajectoryTree, leaf: Node) -> LeafReport:
     steps = tree.path_steps(leaf.call_id)
     targets = sum(step.covered for step in steps if tree.node(step.call_id).eligible)
-    return LeafReport(leaf.record.role, len(steps), targets)
+    return LeafReport(leaf.record.role, sum(step.covered > 0 for step in steps), targets)
 
 
 def _break(record: CallRecord) -> PrefixBreak:

@@ -52,7 +52,8 @@ class Session:
         self._calls: dict[bytes, Call] = {}
         self._running: set[Call] = set()
         self._main_system = ""
-        self._agents: frozenset[str] = frozenset()
+        self._callers: dict[str, str] = {}
+        """Tool calls of sub-agents: id → agent id."""
         self._begun = 0
         self._drift: Counter[str] = Counter()
         self._versions: set[int] = set()
@@ -113,7 +114,7 @@ class Session:
         )
 
     def _classify(self, wire: WireRequest) -> Classification:
-        return classify(self._markers, call_facts(wire, self._main_system, self._markers, self._agents))
+        return classify(self._markers, call_facts(wire, self._main_system, self._markers, self._callers))
 
     def _prepare(self, wire: WireRequest, kind: Classification) -> PreparedCall:
         try:
@@ -165,7 +166,7 @@ class Session:
         if prepared.role is RoleClass.MAIN and not self._main_system:
             self._main_system = system_text(wire)
         if prepared.agent_id:
-            self._agents |= {prepared.agent_id}
+            self._callers.update((call.id, prepared.agent_id) for call in calls)
         usage = Usage(prompt=call.head.prompt_tokens, output=generation.tokens, cached=generation.cached_tokens)
         call.emit(TurnEnd(message=message, finish=record.finish, usage=usage))
 

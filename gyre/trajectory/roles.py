@@ -57,6 +57,10 @@ class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = True
     main_system: str = ""
     """System prompt of the execution's first call that was classified main; "" before there was one."""
+    known_agents: frozenset[str] = frozenset()
+    """Agent ids of the execution's sub-agent calls so far."""
+    history_agent: str = ""
+    """Agent id of the sub-agent that sampled the last tool call of the history; "" when no sub-agent did."""
 
 
 class Classification(msgspec.Struct, frozen=True):
@@ -96,10 +100,12 @@ def _agent_id(markers: RoleMarkers, facts: CallFacts, summary: bool) -> str:
     by_divergence = (
         markers.sub_agent_by_system and bool(facts.main_system) and facts.system != facts.main_system and not summary
     )
-    if not (by_header or by_text or by_divergence):
-        return ""
     named = next((facts.headers[name] for name in markers.agent_id_headers if facts.headers.get(name)), "")
-    return named or "agent-" + _digest(facts.system, facts.first_user)
+    # opencode's compaction request of a sub-agent bears its id and nothing else that tells it from the main agent's;
+    # Qwen Code's bears no id, but calls that the sub-agent made.
+    if not (by_header or by_text or by_divergence or named in facts.known_agents):
+        return facts.history_agent
+    return named or facts.history_agent or "agent-" + _digest(facts.system, facts.first_user)
 
 
 def _contains(text: str, markers: Sequence[str]) -> bool:

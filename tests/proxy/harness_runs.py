@@ -23,7 +23,7 @@ from gyre.harnesses.launch import SANDBOX_PREFIX
 from gyre.trajectory.tree import TrajectoryTree
 
 CLAUDE = ["claude_code", "claude_code_328"]
-OPENCODE = ["opencode", "opencode_messages"]
+OPENCODE = ["opencode", "opencode_messages", "opencode_responses"]
 PI = ["pi", "pi_messages", "pi_responses"]
 EVERY = [*CLAUDE, "codex", "qwen_code", *OPENCODE, *PI, "mini_swe_agent"]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness_runs import OPENCODE, Rules, call, chain, installed, leaves, roles, run, shell
+from harness_runs import CLAUDE, OPENCODE, Rules, call, chain, installed, leaves, roles, run, shell
 from proxy_app import App
 
 from gyre.core.records import CallRecord, RoleClass
+from gyre.harnesses import HarnessProfile
 
 pytestmark = pytest.mark.harness
 
@@ -24,6 +25,16 @@ def agent(name: str, task: str, kind: str = "") -> str:
     return call(tool, description=f"do {task}", prompt=f"SUBTASK-{task}: go", subagent_type=kind)
 
 
+def with_agents(name: str, **changes: dict[str, str]) -> HarnessProfile:
+    """The installed harness with its tool for sub-agents: the smallest prompt of Claude Code offers none, this one is
+    nearly as small."""
+    profile = installed(name, **changes)
+    if name != "claude_code":
+        return profile
+    argv = [text.replace("Bash,Read,Edit", "Bash,Agent") for text in profile.argv if text != "--bare"]
+    return msgspec.structs.replace(profile, argv=[*argv, "--setting-sources", "", "--strict-mcp-config"])
+
+
 def work(name: str) -> Rules:
     """Two sub-agents at once; each runs one command and reports."""
     return {
@@ -34,6 +45,14 @@ def work(name: str) -> Rules:
         "SUBTASK-B": "sub B\n" + shell(name, "printf 'b%s' -ok"),
         "Do the steps.": "Two helpers.\n" + agent(name, "A") + "\n" + agent(name, "B"),
     }
+
+
+def wait_for_agents(prompt: str) -> str:
+    """What the main agent says in Codex when it has sub-agents: it waits for all of them once, then it ends."""
+    if '{"name": "wait_agent"' in prompt.rsplit("Do the steps.", 1)[-1]:
+        return "All is done."
+    ids = re.findall(r'"agent_id":"([^"]+)"', prompt)
+    return "\n".join(call("wait_agent", targets=[target], timeout_ms=60_000) for target in ids)
 
 
 def by_agent(app: App) -> dict[str, list[CallRecord]]:
@@ -56,30 +75,33 @@ def check_agents(app: App, main: int, agents: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["claude_code", "claude_code_328", "qwen_code", *OPENCODE])
 async def test_two_blocking_sub_agents(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
-    profile = installed(name)
-    if name == "claude_code":
-        # Its smallest prompt offers no sub-agents; this one is nearly as small.
-        argv = [text.replace("Bash,Read,Edit", "Bash,Agent") for text in profile.argv if text != "--bare"]
-        profile = msgspec.structs.replace(profile, argv=[*argv, "--setting-sources", "", "--strict-mcp-config"])
-    check_agents(await run(proxy_tokenizer, profile, tmp_path, work(name)), 2, [2, 2])
+    check_agents(await run(proxy_tokenizer, with_agents(name), tmp_path, work(name)), 2, [2, 2])
 
 
 async def test_codex_sub_agents_run_beside_their_parent(proxy_tokenizer: Any, tmp_path: Path) -> None:
-    def wait_for_both(prompt: str) -> str:
-        if '{"name": "wait_agent"' in prompt.rsplit("Do the steps.", 1)[-1]:
-            return "All is done."
-        ids = re.findall(r'"agent_id":"([^"]+)"', prompt)
-        return "\n".join(call("wait_agent", targets=[target], timeout_ms=60_000) for target in ids)
-
-    rules = {"agent_id": wait_for_both, **work("codex"), "Result of": wait_for_both}
+    rules = {"agent_id": wait_for_agents, **work("codex"), "Result of": wait_for_agents}
     app = await run(proxy_tokenizer, installed("codex"), tmp_path, rules)
     found = by_agent(app)
     check_agents(app, len(found[""]), [2, 2])
     assert len(found[""]) >= 3
 
 
-async def test_claude_sub_agent_of_a_sub_agent(proxy_tokenizer: Any, tmp_path: Path) -> None:
-    name = "claude_code_328"
+async def test_codex_sub_agent_with_its_parents_context(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    """It gets the user's messages and tools of its own, not the parent's turns: a path of its own."""
+    rules: Rules = {
+        "agent_id": wait_for_agents,
+        "Result of": wait_for_agents,
+        "a-ok": "Result of A.",
+        "SUBTASK-A": shell("codex", "printf 'a%s' -ok"),
+        "one-ok": call("spawn_agent", message="SUBTASK-A: go", fork_context=True),
+        "Do the steps.": shell("codex", "printf 'one%s' -ok"),
+    }
+    app = await run(proxy_tokenizer, installed("codex"), tmp_path, rules)
+    check_agents(app, len(by_agent(app)[""]), [2])
+
+
+@pytest.mark.parametrize("name", CLAUDE)
+async def test_claude_sub_agent_of_a_sub_agent(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
     rules: Rules = {
         "Result of N": "Result of A.",
         "Result of A": "All is done.",
@@ -88,12 +110,14 @@ async def test_claude_sub_agent_of_a_sub_agent(proxy_tokenizer: Any, tmp_path: P
         "SUBTASK-A": "Somebody else.\n" + agent(name, "N"),
         "Do the steps.": agent(name, "A"),
     }
-    check_agents(await run(proxy_tokenizer, installed(name), tmp_path, rules), 2, [2, 2])
+    check_agents(await run(proxy_tokenizer, with_agents(name), tmp_path, rules), 2, [2, 2])
 
 
-async def test_claude_background_sub_agents_report_in_later_turns(proxy_tokenizer: Any, tmp_path: Path) -> None:
-    name = "claude_code_328"
-    profile = installed(name, env={"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "0"})
+@pytest.mark.parametrize("name", CLAUDE)
+async def test_claude_background_sub_agents_report_in_later_turns(
+    proxy_tokenizer: Any, tmp_path: Path, name: str
+) -> None:
+    profile = with_agents(name, env={"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "0"})
     rules: Rules = {"Async agent launched": "They work.", **work(name), "Result of": "Noted."}
     app = await run(proxy_tokenizer, profile, tmp_path, rules)
     main = len(by_agent(app)[""])

@@ -10,22 +10,24 @@ from typing import Any
 import pytest
 from harness_runs import OPENCODE, PI, Refusals, Rules, chain, installed, leaves, roles, run, shell
 from proxy_app import App
+from test_harness_agents import agent, wait_for_agents, with_agents
+
+from gyre.core.records import RoleClass
 
 pytestmark = pytest.mark.harness
 
 SUMMARY = "<analysis>\nI looked.\n</analysis>\n<summary>\nSome steps are done. SUMMARY-END\n</summary>"
-SNAPSHOT = "<state_snapshot>Some steps are done. SUMMARY-END</state_snapshot>"
+SUMMARIES = {
+    "CRITICAL: Respond with TEXT ONLY": SUMMARY,
+    "You are performing a CONTEXT CHECKPOINT COMPACTION": SUMMARY,
+    "First, reason in your scratchpad": "<state_snapshot>Some steps are done. SUMMARY-END</state_snapshot>",
+    "<conversation>": SUMMARY,
+}
 
 
 def rounds(name: str, sizes: list[int]) -> Rules:
     """One command after the other, each with an output of that many bytes; a summary when asked for one."""
-    rules: Rules = {
-        "CRITICAL: Respond with TEXT ONLY": SUMMARY,
-        "You are performing a CONTEXT CHECKPOINT COMPACTION": SUMMARY,
-        "First, reason in your scratchpad": SNAPSHOT,
-        "<conversation>": SUMMARY,
-        "after-ok": "All is done.",
-    }
+    rules: Rules = {**SUMMARIES, "after-ok": "All is done."}
     outputs = [
         shell(name, f"printf 'r{i}%s\\n' -ok; yes 'Some line of about forty characters.' | head -c {size}")
         for i, size in enumerate(sizes)
@@ -74,6 +76,7 @@ FILLINGS = {
     "codex": Filling(70_000, [9000, 9000, 100], (3, 2)),
     "opencode": Filling(70_000, [12_000, 12_000, 100], (3, 2)),
     "opencode_messages": Filling(70_000, [12_000, 12_000, 100], (3, 2)),
+    "opencode_responses": Filling(70_000, [12_000, 12_000, 100], (3, 2)),
     # Of more than 4 KiB its terminal loses a part now and then.
     "qwen_code": Filling(107_000, [3900, 3900, 3900, 100], (4, 1)),
 }
@@ -95,6 +98,41 @@ async def test_T13_compaction_follows_the_window_of_the_policy(proxy_tokenizer: 
     assert refused.statuses == []
     assert check_two_parts(app) == filling.calls
     assert (app.sink.records[-1].flags == ["context_turn"]) == filling.tail
+
+
+NESTED = {
+    "claude_code": Filling(40_000, [6000, 8000, 100], (3, 1)),
+    "claude_code_328": Filling(110_000, [9000, 9000, 9000, 9000, 100], (5, 1)),
+    "codex": Filling(62_000, [9000, 9000, 9000, 100], (3, 2)),
+    "opencode": Filling(62_000, [12_000, 12_000, 100], (3, 2)),
+    "opencode_messages": Filling(62_000, [12_000, 12_000, 100], (3, 2)),
+    "opencode_responses": Filling(62_000, [12_000, 12_000, 100], (3, 2)),
+    "qwen_code": Filling(100_000, [3900] * 8, (8, 1)),
+}
+"""As FILLINGS, for a sub-agent."""
+
+
+@pytest.mark.parametrize("name", NESTED)
+async def test_T13_compaction_inside_a_sub_agent(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
+    """Its request for a summary is a leaf of its own class, and belongs to the sub-agent whatever ids it bears."""
+    filling = NESTED[name]
+    rules = rounds(name, filling.sizes)
+    task = rules.pop("Do the steps.")
+    summaries = {marker: rules.pop(marker) for marker in SUMMARIES}
+    del rules["<system-reminder>"]
+    steps = {marker: "Result of A." if text == "All is done." else text for marker, text in rules.items()}
+    rules = {**summaries, "Result of A.": "All is done.", **steps, "SUBTASK-A": task, "Do the steps.": agent(name, "A")}
+    if name == "codex":
+        rules = {**summaries, "agent_id": wait_for_agents, **rules, "Result of A.": wait_for_agents}
+    rules["<system-reminder>"] = "Result of A."
+    app = await run(proxy_tokenizer, with_agents(name), tmp_path, rules, max_context=filling.window)
+    (agent_id,) = {record.agent_id for record in app.sink.records} - {""}
+    own = [record for record in app.sink.records if record.agent_id == agent_id]
+    at = next(i for i, record in enumerate(own) if record.role == "sub-agent-summary")
+    assert (at, len(own) - at - 1) == filling.calls
+    chain(app, own[:at], RoleClass.SUB_AGENT)
+    chain(app, own[at + 1 :], RoleClass.SUB_AGENT)
+    assert leaves(app) == {"main": 1, "sub-agent": 2, "sub-agent-summary": 1}
 
 
 @pytest.mark.parametrize("name", PI)

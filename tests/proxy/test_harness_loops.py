@@ -10,6 +10,9 @@ from proxy_fakes import until
 
 pytestmark = pytest.mark.harness
 
+STREAMING = [name for name in EVERY if name not in ("qwen_code", "mini_swe_agent")]
+"""Harnesses that ask again for a stream that was cut."""
+
 
 def steps(name: str) -> Rules:
     """Three turns: one call, two calls at once, the end. Outputs differ from the commands, which some tools echo."""
@@ -38,7 +41,7 @@ async def test_tool_loop_through_refusals_is_one_exact_path(proxy_tokenizer: Any
     assert len(app.engines[0].requests) == len(app.sink.records)
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("qwen_code", "mini_swe_agent")])
+@pytest.mark.parametrize("name", STREAMING)
 async def test_cut_stream_is_sampled_anew_and_leaves_an_orphan(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
     hold = Hold(2)
     faults = Faults(cuts={2 if name not in OPENCODE else 3: hold.reached})
@@ -50,12 +53,13 @@ async def test_cut_stream_is_sampled_anew_and_leaves_an_orphan(proxy_tokenizer: 
     assert leaves(app) == {"main": 1}
 
 
-@pytest.mark.parametrize("name", ["claude_code", "claude_code_328", "codex", "pi"])
+@pytest.mark.parametrize("name", STREAMING)
 async def test_answer_lost_on_the_way_is_replayed_not_sampled_again(
     proxy_tokenizer: Any, tmp_path: Path, name: str
 ) -> None:
     recorded = asyncio.Event()
-    profile, faults = installed(name), Faults(cuts={2: recorded})
+    title = int(name in OPENCODE)
+    profile, faults = installed(name), Faults(cuts={2 + title: recorded})
     async with (
         proxy_for(proxy_tokenizer, profile, steps(name), wrap=faults.around) as app,
         harness(profile, app, tmp_path, "Do the steps.") as running,
@@ -64,21 +68,28 @@ async def test_answer_lost_on_the_way_is_replayed_not_sampled_again(
         code, output = await running.end()
         assert code == 0, output[-3000:]
         assert app.session().counts["replayed"] == 1
-    assert faults.requests == 4
+    assert faults.requests == 4 + title
     assert len(app.sink.records) == 3
     chain(app, app.sink.records)
     assert leaves(app) == {"main": 1}
 
 
-async def test_qwen_ends_its_run_at_a_cut_stream(proxy_tokenizer: Any, tmp_path: Path) -> None:
-    hold = Hold(2)
-    faults = Faults(cuts={2: hold.reached})
-    profile = installed("qwen_code")
-    app = await run(proxy_tokenizer, profile, tmp_path, steps("qwen_code"), hold=hold, wrap=faults.around)
-    assert [(record.trainable, "orphan" in record.flags) for record in app.sink.records] == [
-        (True, False),
-        (False, True),
-    ]
+@pytest.mark.parametrize("whole", [False, True])
+async def test_qwen_ends_its_run_at_a_cut_stream(proxy_tokenizer: Any, tmp_path: Path, whole: bool) -> None:
+    """Whether the answer was sampled to its end or not; only then it may train."""
+    hold, recorded = Hold(2), asyncio.Event()
+    profile, faults = installed("qwen_code"), Faults(cuts={2: recorded if whole else hold.reached})
+    async with (
+        proxy_for(proxy_tokenizer, profile, steps("qwen_code"), wrap=faults.around) as app,
+        harness(profile, app, tmp_path, "Do the steps.") as running,
+    ):
+        if not whole:
+            hold.on(app.engines[0])
+        app.sink.on_put = lambda: recorded.set() if len(app.sink.records) == 2 else None
+        code, _ = await running.end()
+    assert (code, faults.requests) == (0, 2)
+    assert [record.trainable for record in app.sink.records] == [True, whole]
+    assert ["orphan" in record.flags for record in app.sink.records] == [False, not whole]
     assert leaves(app) == {"main": 1}
 
 

@@ -66,6 +66,25 @@ CASES = [
         "s2",
     ),
     (OPENCODE, CallFacts(last_user="<conversation>[User]: hi"), RoleClass.MAIN_SUMMARY, ""),
+    (
+        OPENCODE,
+        CallFacts(headers={"x-session-id": "s2"}, known_agents=frozenset({"s2"}), last_user="<conversation>"),
+        RoleClass.SUB_AGENT_SUMMARY,
+        "s2",
+    ),
+    (OPENCODE, CallFacts(headers={"x-session-id": "s1"}, known_agents=frozenset({"s2"})), RoleClass.MAIN, ""),
+    (
+        QWEN,
+        CallFacts(system="own", main_system="main", last_user="First, reason in your scratchpad", history_agent="a-1"),
+        RoleClass.SUB_AGENT_SUMMARY,
+        "a-1",
+    ),
+    (
+        QWEN,
+        CallFacts(system="own", main_system="main", first_user="Go on.", history_agent="a-1"),
+        RoleClass.SUB_AGENT,
+        "a-1",
+    ),
 ]
 
 
