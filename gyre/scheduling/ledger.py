@@ -24,6 +24,8 @@ class Group(msgspec.Struct, kw_only=True):
     outcomes: list[Outcome | None]
     open: int
     """Members without an outcome."""
+    seconds: float = 0.0
+    """Summed over its closed members, from launch to close; those closed before a resume count as none."""
 
     def closed(self) -> list[Outcome]:
         """[N]; only for a ready group."""
@@ -31,9 +33,11 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class Ledger:
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, lightest_first: bool = False) -> None:
+        """`lightest_first`: `take` prefers, among ready groups of one version, the one whose executions took least."""
         self.members = members
         """N."""
+        self._lightest_first = lightest_first
         self.d = 0
         self.p = 0
         self.f = 0
@@ -41,7 +45,7 @@ class Ledger:
         """Dispatched and not yet taken by a batch."""
         self._queue: deque[tuple[int, int]] = deque()
         self._running: set[tuple[int, int]] = set()
-        self._ready: list[tuple[int, int]] = []
+        self._ready: list[tuple[int, float, int]] = []
 
     @property
     def waterlevel(self) -> int:
@@ -83,11 +87,12 @@ class Ledger:
         self._running.add((group, member))
         return self.groups[group], member
 
-    def close(self, group: int, member: int, outcome: Outcome) -> bool:
-        """Counts the termination of a launched execution; True when its group became ready."""
+    def close(self, group: int, member: int, outcome: Outcome, seconds: float = 0.0) -> bool:
+        """Counts the termination of a launched execution that took `seconds`; True when its group became ready."""
         self._terminate(group, member)
         entry = self.groups[group]
         entry.outcomes[member] = outcome
+        entry.seconds += seconds
         entry.open -= 1
         if entry.open == 0:
             self._is_ready(entry)
@@ -99,8 +104,9 @@ class Ledger:
         self._terminate(group, member)
 
     def take(self) -> Group:
-        """Hands the ready group of the oldest version (then of the lowest dispatch number) to a batch."""
-        _, group = heapq.heappop(self._ready)
+        """Hands the ready group of the oldest version (then the lightest, if asked for; then of the lowest dispatch
+        number) to a batch."""
+        _, _, group = heapq.heappop(self._ready)
         return self.groups.pop(group)
 
     def check(self, capacity: int) -> None:
@@ -123,7 +129,8 @@ class Ledger:
         self.f += 1
 
     def _is_ready(self, entry: Group) -> None:
-        heapq.heappush(self._ready, (entry.version, entry.group))
+        weight = entry.seconds if self._lightest_first else 0.0
+        heapq.heappush(self._ready, (entry.version, weight, entry.group))
 
 
 class BurstGuard:
