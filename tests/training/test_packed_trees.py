@@ -16,9 +16,10 @@ from gyre.training.megatron import parallel
 from gyre.training.megatron.attention import attend_flash, attend_masked
 from gyre.training.megatron.flex import BLOCK, attend_flex, tree_mask
 from gyre.training.megatron.nodes import Node
-from gyre.training.megatron.pack import MIN_SHARED, Pack, pack_rows
+from gyre.training.megatron.pack import Pack, pack_rows
 from gyre.training.megatron.replica import Replica
 from gyre.trajectory.microstep import Row
+from gyre.trajectory.prefixes import MIN_SHARED
 
 CPU = torch.device("cpu")
 

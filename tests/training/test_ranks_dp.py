@@ -17,6 +17,7 @@ from gyre.training import micro
 from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
 from gyre.training.groups import StoreServer
 from gyre.training.megatron import parallel
+from gyre.training.megatron.pack import pack_rows
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.shares import share
 from gyre.training.trainer import MegatronTrainer
@@ -96,37 +97,39 @@ def test_a_cell_equals_one_rank(
         assert float((ranks[0]["whole"][key] - tensor).norm() / tensor.norm()) <= 1e-6, key
 
 
-def bare_execution(name: str, lengths: list[int]) -> ExecutionRows:
-    rows = [Row(ids_T=[0] * n, targets=[], logprobs=[], versions=[]) for n in lengths]
+def bare_execution(name: str, lengths: list[int], first: int = 0) -> ExecutionRows:
+    """Rows that are trained on their last token and, with the same `first`, share all they can."""
+    rows = [Row(ids_T=[first] * n, targets=[n - 1], logprobs=[0.0], versions=[0]) for n in lengths]
     return ExecutionRows(execution_id=name, advantage=1.0, weight=1.0, rows=rows)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.lists(st.integers(1, 50), max_size=5), max_size=8),
+    st.lists(st.lists(st.integers(2, 50), max_size=5), max_size=8),
     st.integers(1, 4),
     st.integers(1, 6),
 )
 def test_shares_hold_every_execution_once(shapes: list[list[int]], replicas: int, rows_per_pack: int) -> None:
-    step = micro_step("m", [bare_execution(str(i), lengths) for i, lengths in enumerate(shapes)], rows_per_pack)
+    made = [bare_execution(str(i), lengths, first=i // 2) for i, lengths in enumerate(shapes)]
+    step = micro_step("m", made, rows_per_pack)
     shares = share(step, replicas)
     assert len(shares) == replicas
     assert shares == share(step, replicas)
     assert sorted(e.execution_id for part in shares for e in part.executions) == sorted(map(str, range(len(shapes))))
     assert sum(part.tokens for part in shares) == step.tokens
-    largest = max((sum(map(len, _ids(step, pack))) for pack in step.packs), default=0)
+    largest = max((tokens(step, pack) for pack in step.packs), default=0)
     for part in shares:
         micro.check(part)
         assert len(part.packs) <= len(step.packs)
-        assert all(0 < sum(map(len, _ids(part, pack))) <= largest for pack in part.packs)
+        assert all(0 < tokens(part, pack) <= largest for pack in part.packs)
 
 
-def _ids(step: MicroStep, pack: list[micro.Entry]) -> list[list[int]]:
-    return [row.ids_T for row in micro.rows_of(step, pack)]
+def tokens(step: MicroStep, pack: list[micro.Entry]) -> int:
+    return pack_rows(micro.rows_of(step, pack), True, torch.device("cpu")).tokens
 
 
 def test_shares_are_balanced_by_cost() -> None:
-    step = micro_step("m", [bare_execution(str(i), [n]) for i, n in enumerate([90, 30, 30, 30])])
+    step = micro_step("m", [bare_execution(str(i), [n], first=i) for i, n in enumerate([90, 30, 30, 30])])
     assert [[e.execution_id for e in part.executions] for part in share(step, 2)] == [["0"], ["1", "2", "3"]]
 
 

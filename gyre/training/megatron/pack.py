@@ -17,9 +17,7 @@ import torch
 
 from gyre.training.megatron.nodes import Node
 from gyre.trajectory.microstep import Row
-
-MIN_SHARED = 16
-"""Shorter common prefixes are computed again: the extra attention calls would cost more than the tokens."""
+from gyre.trajectory.prefixes import MIN_SHARED
 
 Ints = npt.NDArray[np.int64]
 
