@@ -40,8 +40,9 @@ class LocalProcess:
 
     async def stop(self, grace_s: float) -> None:
         if self._process.returncode is None:
+            # asyncio's own terminate() would reap a process that is just ending, and its exit status be lost.
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                os.kill(self._process.pid, signal.SIGTERM)
             try:
                 await asyncio.wait_for(self._process.wait(), grace_s)
             except TimeoutError:

@@ -9,7 +9,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import (
-    EngineSection,
     HarnessSection,
     PolicySection,
     RecoverySection,
@@ -19,6 +18,7 @@ from gyre.control.live.config import (
     TrainerSection,
 )
 from gyre.control.live.processes import Fleet
+from gyre.engines.section import LocalSection
 from gyre.launch import LocalLauncher
 from gyre.proxy.base import DrainReport, EngineRoute
 from gyre.scheduling.config import SchedulerConfig
@@ -73,7 +73,7 @@ def run_config(
         harness=HarnessSection(name="none"),
         rollout=RolloutSection(max_context=256, max_new_tokens=32),
         scheduler=scheduler,
-        engine=EngineSection(kv_blocks=64),
+        engine=LocalSection(kv_blocks=64),
         trainer=TrainerSection(
             parallel=parallel, optimizer=OptimizerConfig(learning_rate=1e-2), group_timeout_s=GROUP_TIMEOUT_S
         ),

@@ -55,7 +55,7 @@ class Saboteur:
         self._fleet = fleet
         self._news = asyncio.Event()
         self._strikes = {
-            ("trained", 2): (SATELLITE, signal.SIGKILL),
+            ("trained", 1): (SATELLITE, signal.SIGKILL),
             ("joined", 2): (SATELLITE, signal.SIGSTOP),
             ("published", 2): (ENGINE, signal.SIGSTOP),
         }
@@ -128,7 +128,7 @@ async def train(fleet: Fleet, cells: LiveCells) -> Saboteur:
 
 
 async def test_satellite_killed_and_hung_and_engine_hung(tmp_path: Path) -> None:
-    recovery = RecoverySection(micro_step_s=8.0, call_s=60.0)
+    recovery = RecoverySection(micro_step_s=10.0, call_s=60.0)
     config = run_config(make_policy(tmp_path / "model"), SCHEDULER, ParallelConfig(), recovery)
     async with running(config, tmp_path) as (fleet, cells):
         core = fleet.member(Member("trainer", 0)).connection.stub
