@@ -27,7 +27,7 @@ from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from gyre.platform import cpu
-from gyre.training.config import ParallelConfig, TrainerConfig
+from gyre.training.config import ParallelConfig, Precision, TrainerConfig
 from gyre.training.groups import StoreServer, connect_store
 from gyre.training.megatron import parallel
 from gyre.training.megatron.attention import attend_masked, attention_over
@@ -110,11 +110,11 @@ class Bench:
 
     def tree(self) -> Measured:
         """Forward–backward of 5 paths with 70 % shared, packed against separate rows, in bf16 on CUDA."""
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        precision: Precision = "bfloat16" if self.device.type == "cuda" else "float32"
         directory = str(self.root / "qwen3")
         hf = self._model("qwen3", directory)
         rows = packed_tree.tree(paths=5, tokens=self.sizes.path, shared=0.7)
-        replicas = {share: Replica(directory, share_prefixes=share, dtype=dtype) for share in (True, False)}
+        replicas = {share: Replica(directory, share_prefixes=share, precision=precision) for share in (True, False)}
         for replica in replicas.values():
             replica.scatter(hf.state_dict())
         packs = {True: [rows], False: [[row] for row in rows]}
@@ -194,7 +194,7 @@ class Bench:
         return model.to(self.device)
 
     def _ours(self, directory: str, hf: PreTrainedModel, rows: list[Row], dtype: torch.dtype) -> Any:
-        replica = Replica(directory, dtype=dtype)
+        replica = Replica(directory, precision="float32" if dtype == torch.float32 else "bfloat16")
         replica.scatter(hf.state_dict())
         replica.zero_gradients()
         logprobs = replica.forward(replica.pack(rows))

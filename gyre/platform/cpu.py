@@ -30,7 +30,7 @@ def install() -> None:
     if _installed or torch.cuda.is_available():
         return
     _answer_cuda_questions()
-    _import_megatron_without_compiler()
+    _import_megatron()
     for name in _HARD_CODED:
         importlib.import_module(name).__dict__["torch"] = _TorchOnCpu()
     importlib.import_module("megatron.core.optimizer.optimizer").__dict__["clip_grad_by_total_norm_fp32"] = _clip
@@ -42,16 +42,25 @@ def _answer_cuda_questions() -> None:
     torch.cuda.synchronize = lambda *_: None
 
 
-def _import_megatron_without_compiler() -> None:
-    """Small Megatron functions are decorated with `torch.compile` at import. On a CPU that means a C++ compiler, and
-    loading the compiler itself costs every process more than a second."""
-    compiler = torch.compile
+def _import_megatron() -> None:
+    """Imports Megatron with other decorators. Small functions of it are decorated with `torch.compile`: on a CPU that
+    means a C++ compiler, and loading the compiler itself costs every process more than a second. Its linear layers are
+    decorated with what carries CUDA's autocast from forward to backward: on a CPU it must carry the CPU's."""
+    before = torch.compile, torch.amp.custom_fwd, torch.amp.custom_bwd
     torch.compile = _not_compiled  # type: ignore[assignment]
+    torch.amp.custom_fwd, torch.amp.custom_bwd = (_for_cpu(decorator) for decorator in before[1:])
     try:
         jit = importlib.import_module("megatron.core.jit")
     finally:
-        torch.compile = compiler
+        torch.compile, torch.amp.custom_fwd, torch.amp.custom_bwd = before
     jit.disable_jit_fuser()
+
+
+def _for_cpu(decorator: Any) -> Any:
+    def decorate(function: Any = None, **_: Any) -> Any:
+        return decorator(function, device_type="cpu")
+
+    return decorate
 
 
 def _not_compiled(function: Any = None, **_: Any) -> Any:

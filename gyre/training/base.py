@@ -27,6 +27,8 @@ class MicroStepResult(msgspec.Struct, frozen=True, kw_only=True):
     gap_max: float
     ratio_max: float
     """Largest token ratio ρ_u before the cap."""
+    ratios: dict[int, list[int]] = {}
+    """Targets by the version that sampled them and by ratio ρ_u before the cap: `core.drift.ratio_histograms`."""
     scored: bool
     """True when a separate scoring pass was needed."""
 

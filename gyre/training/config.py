@@ -1,8 +1,13 @@
 """Configuration of a trainer process."""
 
+from typing import Literal
+
 import msgspec
 
 from gyre.training.objective import ObjectiveConfig
+
+Precision = Literal["float32", "bfloat16"]
+"""Of matrix products and attention. Parameters, gradients, optimizer state and everything published are fp32."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +75,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Counts restarts of the cell, so that a new process never meets the rendezvous keys of a dead one."""
     optimizer: OptimizerConfig = OptimizerConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    precision: Precision = "float32"
     temperature: float = 1.0
     """Temperature of the rollouts: log-probabilities are those of the distribution that was sampled from."""
     share_prefixes: bool = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gyre.core.drift import Histograms, merged, ratio_histograms
 from gyre.core.errors import InvariantViolation
 from gyre.training import objective
 from gyre.training.base import MicroStepResult
@@ -97,8 +98,12 @@ class Evaluation:
 
     def result(self) -> MicroStepResult:
         gaps: list[float] = []
+        histograms: list[Histograms] = []
         for (i, r), values in self._logprobs.items():
             row = self._micro_step.executions[i].rows[r]
+            if row.targets:
+                ratios = objective.log_ratios(values, _behaviour([row], values)).exp()
+                histograms.append(ratio_histograms(ratios.tolist(), row.versions))
             for mine, recorded, sampled_at in zip(values.tolist(), row.logprobs, row.versions, strict=True):
                 if sampled_at == self._version:
                     gaps.append(abs(mine - recorded))
@@ -112,6 +117,7 @@ class Evaluation:
             gap_sum=sum(gaps),
             gap_max=max(gaps, default=0.0),
             ratio_max=max((decision.ratio_max for decision in made), default=0.0),
+            ratios=merged(histograms),
             scored=needs_scoring(self._micro_step),
         )
 

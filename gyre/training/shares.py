@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from gyre.core.drift import merged
 from gyre.training.base import MicroStepResult
 from gyre.training.micro import Entry
 from gyre.trajectory.microstep import MicroStep
@@ -33,6 +34,7 @@ def combine(results: Sequence[MicroStepResult]) -> MicroStepResult:
         gap_sum=sum(r.gap_sum for r in results),
         gap_max=max(r.gap_max for r in results),
         ratio_max=max(r.ratio_max for r in results),
+        ratios=merged(r.ratios for r in results),
         scored=any(r.scored for r in results),
     )
 

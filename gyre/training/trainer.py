@@ -55,7 +55,7 @@ class MegatronTrainer:
         name = f"cell/{config.cell}/{config.incarnation}"
         parallel.initialize(config.parallel, config.rank, name, store, config.host)
         self._groups = PrefixGroups(store, config.cell, config.rank, config.host, config.group_timeout_s)
-        self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes)
+        self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes, config.precision)
         self._adam = Adam(self._replica, config.optimizer) if self._core else None
         model = self._replica.model
         stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)

@@ -137,3 +137,23 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path: Path, change: dict[
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         Replica(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-moe"])
+def test_bfloat16_products_stay_near_fp32_and_keep_everything_else_in_fp32(name: str, tmp_path: Path) -> None:
+    hf = make_model(name, tmp_path)
+    rows = [every_token(ids) for ids in random_ids(6, 60, 45)]
+    seen = []
+    for precision in ("float32", "bfloat16"):
+        replica = Replica(str(tmp_path), precision=precision)
+        replica.scatter(hf.state_dict())
+        replica.zero_gradients()
+        values = torch.cat(logprobs(replica, rows))
+        values.sum().backward()
+        assert {t.dtype for t in (values, *replica.parameters.values(), *replica.gradients)} == {torch.float32}
+        seen.append((values.detach(), replica.snapshot_gradients()[0]))
+    (exact, gradient), (rounded, rounded_gradient) = seen
+    assert 1e-4 < float((exact - rounded).abs().mean()) < 0.05
+    assert 1e-4 < float((gradient - rounded_gradient).norm() / gradient.norm()) < 0.2, (
+        "a few tokens may go to other experts"
+    )

@@ -67,7 +67,9 @@ class SparseMlp(torch.nn.Module):
         return output_T.view_as(hidden), None
 
     def _route(self, tokens_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shares = linear(tokens_T, self.router).softmax(-1, dtype=torch.float32)
+        # In fp32 whatever the precision: rounding here sends tokens to other experts.
+        with torch.autocast(tokens_T.device.type, enabled=False):
+            shares = linear(tokens_T.float(), self.router).softmax(-1)
         weights_Tk, chosen_Tk = shares.topk(self.sizes.chosen)
         if self.sizes.normalized:
             weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True)
@@ -79,7 +81,14 @@ class SparseMlp(torch.nn.Module):
         order_N = chosen_Tk.flatten().argsort(stable=True)
         ends = chosen_Tk.flatten().bincount(minlength=self.sizes.count).cumsum(0).to(torch.int32)
         pairs_N = tokens_T[:, None].expand(-1, self.sizes.chosen, -1).flatten(0, 1)[order_N]
-        gate_N, up_N = grouped_mm(pairs_N, self.gate_up.flatten(1, 2).mT, offs=ends).chunk(2, dim=-1)
-        output_N = grouped_mm(silu(gate_N) * up_N, self.down.mT, offs=ends)
+        gate_N, up_N = _products(pairs_N, self.gate_up.flatten(1, 2), ends).chunk(2, dim=-1)
+        output_N = _products(silu(gate_N) * up_N, self.down, ends)
         output_Tk = output_N[order_N.argsort()].view(*chosen_Tk.shape, -1)
         return (output_Tk * weights_Tk[..., None]).sum(1)
+
+
+def _products(inputs_N: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """inputs [N, in] times each pair's expert of weights [experts, out, in], in the precision of the forward pass."""
+    kind = inputs_N.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weights.dtype
+    return grouped_mm(inputs_N.to(dtype), weights.to(dtype).mT, offs=ends)

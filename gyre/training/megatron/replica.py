@@ -6,6 +6,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
 from gyre.core.errors import InvariantViolation
+from gyre.training.config import Precision
 from gyre.training.megatron import weights
 from gyre.training.megatron.model import build_model, read_config
 from gyre.training.megatron.pack import Pack, pack_rows
@@ -21,9 +22,9 @@ class Replica:
         model_dir: str,
         temperature: float = 1.0,
         share_prefixes: bool = True,
-        dtype: torch.dtype = torch.float32,
+        precision: Precision = "float32",
     ) -> None:
-        self.model = build_model(read_config(model_dir), temperature, dtype)
+        self.model = build_model(read_config(model_dir), temperature)
         weights.mark_shards(self.model)
         self.ddp = DistributedDataParallel(
             self.model.config,
@@ -32,6 +33,7 @@ class Replica:
         )
         self.parameters: dict[str, torch.Tensor] = dict(self.model.named_parameters())
         self._share_prefixes = share_prefixes
+        self._bfloat16 = precision == "bfloat16"
         self._parking = Parking()
 
     @property
@@ -48,7 +50,8 @@ class Replica:
         the first take the activations of the one before."""
         if activation is not None:
             self.model.set_input_tensor(activation)
-        output: torch.Tensor = self.ddp(pack)
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._bfloat16):
+            output: torch.Tensor = self.ddp(pack)
         return output
 
     def zero_gradients(self) -> None:
