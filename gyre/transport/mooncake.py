@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 Memory = np.memmap[tuple[int], np.dtype[np.uint8]]
 
-PIECE = 32 << 20
+PIECE = 8 << 20
 """Bytes of one read; progress is seen between two of them."""
-STALL_S = 1.5
-"""A publisher that delivers no piece for so long is lost."""
 
 
 class Exposed(msgspec.Struct):
@@ -46,15 +44,18 @@ class Exposed(msgspec.Struct):
 
 class MooncakeTransport:
     """`WeightTransport`. `root` is a directory of this machine in shared memory. Raises GyreError when the transfer
-    engine does not start. A process that only reads registers nothing for others."""
+    engine does not start. A dead publisher is seen at once; one that hangs, after `stall_s` without any bytes."""
 
-    def __init__(self, root: str, host: str = "127.0.0.1", protocol: str = "tcp", device: str = "") -> None:
+    def __init__(
+        self, root: str, host: str = "127.0.0.1", protocol: str = "tcp", device: str = "", stall_s: float = 10.0
+    ) -> None:
         from mooncake.engine import TransferEngine
 
         self._local = ShmTransport(root)
         self._engine = TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
             raise GyreError(f"the Mooncake transfer engine did not start at {host} with protocol {protocol}")
+        self._stall_s = stall_s
         self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._buffers = Buffers(self._engine)
         self._exposed: dict[str, Exposed] = {}
@@ -75,10 +76,14 @@ class MooncakeTransport:
         return ref
 
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
-        return self._local.pull(self._here(ref))
+        here = self._local.path(ref.version, ref.checksum)
+        if here.exists():
+            return self._local.pull(msgspec.structs.replace(ref, uri=str(here)))
+        return self._copy(ref, here)
 
     def fetch(self, ref: WeightRef) -> str:
-        return self._local.fetch(self._here(ref))
+        self.pull(ref)
+        return str(self._local.path(ref.version, ref.checksum))
 
     def retire(self, keep: set[int]) -> None:
         self._leaving.clear()
@@ -88,24 +93,19 @@ class MooncakeTransport:
                 self._leaving.append(self._exposed.pop(path))
         self._local.retire(keep)
 
-    def _here(self, ref: WeightRef) -> WeightRef:
-        """The same snapshot as a file of this machine, copied when it is not one yet."""
-        target = self._local.path(ref.version, ref.checksum)
-        if not target.exists():
-            self._copy(ref, target)
-        return msgspec.structs.replace(ref, uri=str(target))
-
-    def _copy(self, ref: WeightRef, target: Path) -> None:
+    def _copy(self, ref: WeightRef, target: Path) -> "dict[str, Tensor]":
+        """Brings the snapshot to this machine as the file `target`; verified before it has that name."""
         split = urlsplit(ref.uri)
         query = {name: int(values[0]) for name, values in parse_qs(split.query).items()}
         partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        memory = np.memmap(partial, dtype=np.uint8, mode="w+", shape=query["length"])
-        self._buffers.register(memory.ctypes.data, memory.nbytes)
         try:
+            memory = np.memmap(partial, dtype=np.uint8, mode="w+", shape=query["length"])
+            self._buffers.register(memory.ctypes.data, memory.nbytes)
             self._read(split.netloc, query["address"], memory, ref.version)
             self._buffers.unregister(memory.ctypes.data)
-            self._local.pull(msgspec.structs.replace(ref, uri=str(partial)))
+            tensors = self._local.pull(msgspec.structs.replace(ref, uri=str(partial)))
             os.replace(partial, target)
+            return tensors
         finally:
             partial.unlink(missing_ok=True)
 
@@ -126,19 +126,27 @@ class MooncakeTransport:
         threading.Thread(target=pieces, name="mooncake-read", daemon=True).start()
         for _ in range(0, memory.nbytes, PIECE):
             try:
-                code = done.get(timeout=STALL_S)
+                code = done.get(timeout=self._stall_s)
             except queue.Empty:
-                raise PeerLost(f"the publisher at {session} delivered nothing for {STALL_S} s; it may hang") from None
+                raise PeerLost(
+                    f"the publisher at {session} delivered nothing for {self._stall_s:g} s; it may hang"
+                ) from None
             if code != 0:
                 self._buffers.unregister(memory.ctypes.data)
                 raise _failure(session, version)
 
 
 def _failure(session: str, version: int) -> GyreError:
-    """The engine's code tells no cause; whether the publisher still answers does."""
+    """The engine's code tells no cause. A live publisher lets a connection wait; that of a dying one is closed."""
     host, _, port = session.rpartition(":")
+    why = "its connections end"
     try:
-        socket.create_connection((host, int(port)), timeout=0.5).close()
+        with socket.create_connection((host, int(port)), timeout=0.3) as connection:
+            alive = bool(connection.recv(1))
+    except TimeoutError:
+        alive = True
     except OSError as error:
-        return PeerLost(f"the publisher at {session} is gone ({error}); its weights cannot be pulled")
+        alive, why = False, str(error)
+    if not alive:
+        return PeerLost(f"the publisher at {session} is gone ({why}); its weights cannot be pulled")
     return WeightsUnavailable(f"version {version} is gone: {session} does not offer it any more; pull a newer one")

@@ -18,7 +18,7 @@ def open_transport(kind: str, root: str) -> WeightTransport:
         return ShmTransport(root)
     from gyre.transport.mooncake import MooncakeTransport
 
-    return MooncakeTransport(root)
+    return MooncakeTransport(root, stall_s=5.0)
 
 
 def weights(version: int, size: int = 1000) -> dict[str, torch.Tensor]:

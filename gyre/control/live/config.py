@@ -14,13 +14,15 @@ from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
 from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.section import EngineSection, LocalSection
+from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.harnesses import ContextWindow
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.store import RunDir
-from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
+from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -64,20 +66,13 @@ class RolloutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Also serve harnesses on this loopback TCP port; by default only sandboxes reach the proxy."""
 
 
-class EngineSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[engine]: memory and batching of the local engine."""
-
-    kv_blocks: Positive = 2048
-    page_size: Positive = 16
-    max_batch_tokens: Positive = 1024
-    max_requests: Positive = 64
-    threads: Positive = 1
-
-
 class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[trainer]: layout of a cell and its optimizer."""
 
     parallel: ParallelConfig = ParallelConfig()
+    precision: Precision = "float32"
+    share_prefixes: bool = True
+    """False: every row is computed whole. `admission.micro_step_tokens` counts a shared prefix once all the same."""
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: Positive = 1
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -115,7 +110,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     harness: HarnessSection
     rollout: RolloutSection
     scheduler: SchedulerConfig
-    engine: EngineSection = EngineSection()
+    engine: EngineSection = LocalSection()
     trainer: TrainerSection = TrainerSection()
     objective: ObjectiveConfig = ObjectiveConfig()
     admission: AdmissionSection = AdmissionSection()
@@ -148,19 +143,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             harness_root=str(self.harness.root or ""),
         )
 
-    def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig:
-        return LocalEngineConfig(
-            model_dir=str(self.policy.model),
-            transport_root=transport_root,
-            kv_blocks=self.engine.kv_blocks,
-            page_size=self.engine.page_size,
-            max_batch_tokens=self.engine.max_batch_tokens,
-            max_requests=self.engine.max_requests,
-            max_context=self.rollout.max_context,
-            # Engines must not repeat each other's samples, nor a new process those of the one before.
-            seed=(self.seed + SEED_STRIDE * incarnation) * 1000 + cell,
-            threads=self.engine.threads,
-        )
+    def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
+        # Engines must not repeat each other's samples, nor a new process those of the one before.
+        seed = (self.seed + SEED_STRIDE * incarnation) * 1000 + cell
+        return self.engine.worker_config(self.policy.model, transport_root, self.rollout.max_context, seed)
 
     def trainer_config(self, cell: int, transport_root: str, store: str, rank: int, incarnation: int) -> TrainerConfig:
         return TrainerConfig(
@@ -172,6 +158,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             transport_root=transport_root,
             store=store,
             parallel=self.trainer.parallel,
+            precision=self.trainer.precision,
+            share_prefixes=self.trainer.share_prefixes,
             optimizer=self.trainer.optimizer,
             objective=self.objective,
             temperature=self.rollout.temperature,
@@ -200,15 +188,13 @@ def check(config: RunConfig, where: str) -> None:
         )
     if config.rollout.top_p != 1.0:
         raise ConfigError(
-            f"{where}: rollout.top_p = {config.rollout.top_p}: the local engine samples the whole distribution, "
+            f"{where}: rollout.top_p = {config.rollout.top_p}: engines sample the whole distribution, "
             "so that behaviour log-probs are exact; it must be 1.0"
         )
-    context_blocks = -(-config.rollout.max_context // config.engine.page_size)
-    if config.engine.kv_blocks < context_blocks:
-        raise ConfigError(
-            f"{where}: engine.kv_blocks = {config.engine.kv_blocks} holds less than one context of "
-            f"rollout.max_context = {config.rollout.max_context} tokens; at least {context_blocks} are needed"
-        )
+    try:
+        config.engine.require(config.rollout.max_context)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     _check_layout(config, where)
 
 

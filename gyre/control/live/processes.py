@@ -27,6 +27,9 @@ from gyre.training.base import Trainer
 
 T = TypeVar("T")
 
+START_TIMEOUT_S = 120.0
+"""Of every process but engines, whose kind says it."""
+
 # Several numerical processes share the cores of one machine: more than one thread each makes all of them slower.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -108,10 +111,11 @@ class Fleet:
         name = f"{member}.{incarnation}" if incarnation else str(member)
         protocol: type[Any]
         if member.part == "engine":
-            protocol, entry = Engine, "gyre.engines.local.worker:main"
+            engine = self._config.engine
+            protocol, entry, start_timeout_s = Engine, engine.entry, engine.start_timeout_s
             configs: list[msgspec.Struct] = [self._config.engine_config(member.cell, self.transport_root, incarnation)]
         else:
-            protocol, entry = Trainer, "gyre.training.worker:main"
+            protocol, entry, start_timeout_s = Trainer, "gyre.training.worker:main", START_TIMEOUT_S
             ranks = range(self._config.trainer.parallel.ranks)
             configs = [
                 self._config.trainer_config(member.cell, self.transport_root, self._store, rank, incarnation)
@@ -119,7 +123,7 @@ class Fleet:
             ]
         processes = await together(
             *(
-                self._launch(f"{name}-rank{rank}" if rank else name, entry, config)
+                self._launch(f"{name}-rank{rank}" if rank else name, entry, config, start_timeout_s)
                 for rank, config in enumerate(configs)
             )
         )
@@ -161,12 +165,14 @@ class Fleet:
         return name, f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log"
 
     async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:
-        process = await self._launch(name, entry, config)
+        process = await self._launch(name, entry, config, START_TIMEOUT_S)
         self._essential.append(process)
         connection = connect(protocol, process.address, self._launcher.secret)
         self._connections.append(connection)
         return connection.stub
 
-    async def _launch(self, name: str, entry: str, config: msgspec.Struct) -> Process:
+    async def _launch(self, name: str, entry: str, config: msgspec.Struct, start_timeout_s: float) -> Process:
         raw = msgspec.Raw(msgspec.json.encode(config))
-        return await self._launcher.start(ProcessSpec(name=name, entry=entry, config=raw, env=ONE_THREAD))
+        return await self._launcher.start(
+            ProcessSpec(name=name, entry=entry, config=raw, env=ONE_THREAD, start_timeout_s=start_timeout_s)
+        )

@@ -1,0 +1,148 @@
+"""Pull of 500 MB of weights between two local processes, against a plain copy out of shared memory.
+
+    python benchmarks/weight_pull.py [--mb 500] [--repeats 7] [--json OUT]
+
+One process publishes, another one pulls a version it has not seen: "pull" ends with verified tensors, "copy" with the
+same bytes in private memory, "pull_into" with verified tensors copied into parameters that exist. Variants take turns;
+ratios are medians of the ratios of one turn. With Mooncake on PYTHONPATH (`scripts/mooncake.sh`) its TCP pull runs too,
+in a network namespace when this is root: its listeners are on every interface.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gyre.transport.base import WeightRef, WeightTransport
+from gyre.transport.shm import ShmTransport
+
+MB = 1 << 20
+TENSORS = 50
+
+
+def open_transport(kind: str, root: str) -> WeightTransport:
+    if kind == "shm":
+        return ShmTransport(root)
+    from gyre.transport.mooncake import MooncakeTransport
+
+    return MooncakeTransport(root)
+
+
+def weights(version: int, mb: int) -> dict[str, torch.Tensor]:
+    rows = mb * MB // 4 // TENSORS // 1024
+    return {f"layers.{i}.weight": torch.full((rows, 1024), float(version * 1000 + i)) for i in range(TENSORS)}
+
+
+def publish(kinds: list[str], root: str, mb: int, pipe: Connection) -> None:
+    """The publisher's process: a new version of every kind, and one shared block, per turn."""
+    torch.set_num_threads(1)
+    transports = {kind: open_transport(kind, f"{root}/{kind}") for kind in kinds}
+    while (version := pipe.recv()) is not None:
+        tensors = weights(version, mb)
+        block = SharedMemory(create=True, size=mb * MB)
+        np.frombuffer(block.buf, np.uint8)[:] = version % 251
+        pipe.send(({kind: each.publish(version, tensors) for kind, each in transports.items()}, block.name))
+        pipe.recv()
+        for each in transports.values():
+            each.retire(set())
+        block.close()
+        block.unlink()
+
+
+def timed(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def copy(name: str) -> None:
+    block = SharedMemory(name=name, track=False) if sys.version_info >= (3, 13) else SharedMemory(name=name)
+    source = np.frombuffer(block.buf, np.uint8)
+    source.copy()
+    del source
+    block.close()
+
+
+def pull_into(transport: WeightTransport, ref: WeightRef, parameters: dict[str, torch.Tensor]) -> None:
+    for name, tensor in transport.pull(ref).items():
+        parameters[name].copy_(tensor)
+
+
+def measure(kinds: list[str], mb: int, repeats: int) -> dict[str, object]:
+    torch.set_num_threads(1)
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        publisher = context.Process(target=publish, args=(kinds, root, mb, theirs))
+        publisher.start()
+        # Of another machine, as far as Mooncake is concerned; in shared memory, one directory serves both.
+        readers = {kind: open_transport(kind, f"{root}/{kind if kind == 'shm' else 'pulled'}") for kind in kinds}
+        parameters = weights(0, mb)
+        # The first turn warms up.
+        for turn in range(repeats + 1):
+            pipe.send(turn + 1)
+            refs, block = pipe.recv()
+            variants = {
+                "copy": lambda block=block: copy(block),
+                "pull_into": lambda refs=refs: pull_into(readers["shm"], refs["shm"], parameters),
+            } | {f"pull_{kind}": lambda kind=kind, refs=refs: readers[kind].pull(refs[kind]) for kind in kinds}
+            names = list(variants)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                spent = timed(variants[name])
+                if turn:
+                    seconds.setdefault(name, []).append(spent)
+            for each in readers.values():
+                each.retire(set())
+            pipe.send("done")
+        pipe.send(None)
+        publisher.join()
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(values, seconds["copy"], strict=True))
+        for name, values in seconds.items()
+        if name != "copy"
+    }
+    result: dict[str, object] = {
+        "mb": mb,
+        "repeats": repeats,
+        "seconds": {name: statistics.median(values) for name, values in seconds.items()},
+        "ratio_to_shm_copy": ratios["pull_shm"],
+        "ratio_pull_into_parameters": ratios["pull_into"],
+    }
+    if "mooncake" in kinds:
+        result["ratio_mooncake_tcp"] = ratios["pull_mooncake"]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mb", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    kinds = ["shm", "mooncake"] if find_spec("mooncake") else ["shm"]
+    isolated = "GYRE_ISOLATED" in os.environ
+    if "mooncake" in kinds and os.geteuid() == 0 and not isolated:
+        again = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
+        sys.exit(subprocess.run(again, env=os.environ | {"GYRE_ISOLATED": "1"}).returncode)
+    result = measure(kinds, options.mb, options.repeats)
+    print(json.dumps(result, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
