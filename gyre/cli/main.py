@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     setup = commands.add_parser("setup", help="install harnesses at their pinned versions")
-    setup.add_argument("harnesses", nargs="+", metavar="HARNESS")
+    setup.add_argument("harnesses", nargs="+", metavar="HARNESS", help="name of a profile, or all")
     setup.set_defaults(run=_setup)
     return parser
 
@@ -171,9 +171,9 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace) -> int:
-    from gyre.harnesses import install
+    from gyre.harnesses import install, profile_names
 
-    for name in arguments.harnesses:
+    for name in profile_names() if arguments.harnesses == ["all"] else arguments.harnesses:
         install(name)
     return 0
 

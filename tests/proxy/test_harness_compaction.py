@@ -8,7 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_runs import OPENCODE, PI, Refusals, Rules, chain, installed, leaves, roles, run, shell
+from harness_runs import (
+    EVERY,
+    OPENCODE,
+    PI,
+    Refusals,
+    Rules,
+    chain,
+    harness,
+    installed,
+    leaves,
+    proxy_for,
+    roles,
+    run,
+    shell,
+)
 from proxy_app import App
 from test_harness_agents import agent, wait_for_agents, with_agents
 
@@ -175,3 +189,32 @@ async def test_opencode_compacts_when_the_policy_cannot_hold_the_prompt(
     sizes = rounds(name, [5000, 9000])
     app = await run(proxy_tokenizer, installed(name), tmp_path, sizes, code=1, max_context=43_700, window=TOLD)
     assert check_two_parts(app) == (2, 2)
+
+
+async def test_qwen_compacts_when_the_policy_cannot_hold_the_prompt(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    """It goes on from an assistant message of its own and later merges that with the policy's answer: the answer keeps
+    a leaf, and the path goes on from a copy as context."""
+    rules = rounds("qwen_code", [3900, 3900, 3900, 100])
+    app = await run(proxy_tokenizer, installed("qwen_code"), tmp_path, rules, max_context=72_000, window=TOLD)
+    records = app.sink.records
+    assert [str(record.role) for record in records] == ["main", "main", "main-summary", "main", "main"]
+    assert leaves(app) == {"main": 3, "main-summary": 1}
+    chain(app, records[:2])
+    assert records[-1].flags == ["context_turn"]
+
+
+@pytest.mark.parametrize(("name", "code"), [(name, int(name != "qwen_code" and name not in PI)) for name in EVERY])
+async def test_a_prompt_that_never_fits_ends_the_run(
+    proxy_tokenizer: Any, tmp_path: Path, name: str, code: int
+) -> None:
+    """Nothing was sampled. Where the exit code tells of it, the profile knows the words: the policy's context was too
+    small, which is no outage."""
+    profile, refused = installed(name), Refusals()
+    async with (
+        proxy_for(proxy_tokenizer, profile, {}, max_context=600, wrap=refused.around) as app,
+        harness(profile, app, tmp_path, "Do the steps.", TOLD) as running,
+    ):
+        ended, output = await running.end()
+    assert (ended, app.sink.records) == (code, [])
+    assert set(refused.statuses) == {400}
+    assert any(words in output for words in profile.policy_failures) == bool(code)

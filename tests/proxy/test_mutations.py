@@ -250,6 +250,16 @@ async def test_a_turn_that_the_harness_discards_keeps_its_own_leaf(
     assert (report.calls, report.orphans, report.retries_replayed, report.prefix_breaks) == (2, 0, 0, [])
 
 
+async def test_T04_calls_cleared_from_the_echo_are_found_by_their_results(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    emitted, echoed = said('{"a": 1}'), {"role": "assistant", "content": "Look."}
+    result = {"role": "tool", "tool_call_id": "c0", "content": "ok"}
+    exchanges = (
+        ({"messages": [GO], "tools": BASH}, chat_body(emitted)),
+        ({"messages": [GO, echoed, result], "tools": BASH}, chat_body({"role": "assistant", "content": "Done."})),
+    )
+    check(await replayed(tmp_path, proxy_tokenizer, "/v1/chat/completions", *exchanges), {"call_dropped": 1})
+
+
 async def test_two_calls_under_one_recorded_id_are_two_calls(proxy_tokenizer: Any, tmp_path: Path) -> None:
     """The proxy issues ids of its own, so harnesses that drop a second call with a known id keep both."""
     twice = said('{"a": 1}', '{"a": 2}')

@@ -10,7 +10,7 @@ import pytest
 from gyre.core.errors import ConfigError
 from gyre.harnesses import load_profile
 from gyre.proxy.replay import ReplayReport, replay, replay_file
-from gyre.proxy.traces import read_trace
+from gyre.proxy.traces import read_answer, read_trace
 from gyre.trajectory.roles import RoleMarkers
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
@@ -94,6 +94,18 @@ def test_replay_file_reports_what_is_wrong(proxy_tokenizer: Any, tmp_path: Path)
     trace.write_text(own_trace().replace('"content": "go"', '"content": 7'))
     with pytest.raises(ConfigError, match=r"Exchange 1 .*content"):
         replay_file(trace, "claude_code", str(tmp_path / "tokenizer"))
+
+
+def test_custom_tool_calls_are_read_from_streams_and_bodies() -> None:
+    patch = "*** Begin Patch\n"
+    item = {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": patch}
+    done = {"type": "response.output_item.done", "item": item}
+    for response in ({"output": [item]}, [done, {"type": "response.completed"}], [done, {"_drop": "cut"}]):
+        answer = read_answer("responses", response)
+        assert answer is not None
+        assert answer.complete
+        (call,) = answer.calls
+        assert (call.id, call.name, json.loads(call.arguments)) == ("c", "apply_patch", {"input": patch})
 
 
 async def replayed(name: str, tokenizer: Any) -> ReplayReport:
