@@ -71,6 +71,8 @@ class WorkResult(msgspec.Struct, frozen=True, kw_only=True):
     gap_count: int = 0
     gap_sum: float = 0.0
     gap_max: float = 0.0
+    ratios: dict[int, list[int]] = {}
+    """`core.drift.ratio_histograms` of the targets."""
 
 
 class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,10 +48,18 @@ class Controller(Generic[W]):
         self._execution_crew, self._cell_crew = Crew(), Crew()
         policy = policy or make_policy(config)
         order = order or make_order(config.launch_order)
-        self._dispatcher = Dispatcher(self._board, queries, executions, self._execution_crew, initial, order)
-        self._packer = Packer(self._board, materializer)
         self._members = Members(self._board, cells, self._cell_crew, limits)
         self._rollout: Rollout[W] = Rollout(self._board, cells, self._members)
+        self._dispatcher = Dispatcher(
+            self._board,
+            queries,
+            executions,
+            self._execution_crew,
+            initial,
+            order,
+            ready=lambda: not self._rollout.starved,
+        )
+        self._packer = Packer(self._board, materializer)
         self._transitions = Transitions(
             self._board, cells, self._members, self._rollout, self._packer, policy, self._cell_crew, lanes
         )

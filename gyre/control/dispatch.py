@@ -1,5 +1,7 @@
 """Dispatcher and launcher: queue groups, start executions while capacity is free, note how each one ended."""
 
+from collections.abc import Callable
+
 from gyre.control.base import Executions, Queries, Ticket
 from gyre.control.board import Board
 from gyre.control.crew import Crew
@@ -18,12 +20,15 @@ class Dispatcher:
         crew: Crew,
         initial: ControlState,
         order: LaunchOrder,
+        ready: Callable[[], bool],
     ) -> None:
+        """`ready` says whether an engine can take calls; without one nothing is launched."""
         self._board = board
         self._queries = queries
         self._executions = executions
         self._crew = crew
         self._order = order
+        self._ready = ready
         self._incarnation = initial.incarnation
         self._next = initial.next_group
         self.open = False
@@ -55,7 +60,7 @@ class Dispatcher:
     def _free(self) -> int:
         """min{d − p, C_R − (p − f)} (paper §4.2)."""
         board, ledger = self._board, self._board.ledger
-        return min(ledger.queued, board.capacity - ledger.running) if self.open else 0
+        return min(ledger.queued, board.capacity - ledger.running) if self.open and self._ready() else 0
 
     def _launch(self) -> None:
         for _ in range(self._free()):

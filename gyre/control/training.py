@@ -13,8 +13,9 @@ from gyre.control.dispatch import Dispatcher
 from gyre.control.members import CORE, Members
 from gyre.control.rollout import Rollout
 from gyre.control.transitions import Transitions
+from gyre.core.drift import gap_rise, merged
 from gyre.core.errors import GroupBroken, InvariantViolation
-from gyre.core.events import CheckpointSaved, PublicationProbed, Published, StepDone
+from gyre.core.events import CheckpointSaved, LogprobGapGrew, PublicationProbed, Published, StepDone
 from gyre.scheduling.policies import Policy
 from gyre.scheduling.staleness import StalenessAccount
 
@@ -43,6 +44,7 @@ class TrainingLoop(Generic[W]):
         ages = list(board.ledger.ages(board.published))
         self._staleness = StalenessAccount(mu=config.mu, batch_groups=config.B, ages=ages)
         self._bursts = 0
+        self._gaps: list[float] = []
         self.reward_mean: float | None = None
 
     async def run(self, max_steps: int) -> None:
@@ -158,10 +160,16 @@ class TrainingLoop(Generic[W]):
                 logprob_gap_count=gap_count,
                 logprob_gap_mean=sum(result.gap_sum for result in results) / gap_count if gap_count else 0.0,
                 logprob_gap_max=max((result.gap_max for result in results), default=0.0),
+                ratios=merged(result.ratios for result in results),
                 clipped_executions=sum(result.clipped_executions for result in results),
                 executions=sum(result.executions for result in results),
                 targets=sum(result.targets for result in results),
                 seconds=now - batch.started,
             )
         )
+        if gap_count:
+            self._gaps.append(sum(result.gap_sum for result in results) / gap_count)
+            rise = gap_rise(self._gaps)
+            if rise:
+                board.record(LogprobGapGrew(t=now, step=batch.step, rise=rise))
         board.sample()

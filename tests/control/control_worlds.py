@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gyre.control.base import Loss, Member, Publication, Ticket
+from gyre.control.base import EssentialLost, Loss, Member, Publication, Ticket
 from gyre.control.controller import Controller
 from gyre.control.members import CORE, Limits
 from gyre.control.state import FRESH, ControlState, ControlView
@@ -56,13 +56,14 @@ class RandomExecutions:
 
 
 class RandomCells(SimCells):
-    """Every call takes a random time. With `failure` > 0, any member but the core's trainer may be lost: at a call, in
-    a reduction, with a publication, or while nobody calls it (then it is reported a little later)."""
+    """Every call takes a random time. With `failure` > 0, any member may be lost: at a call, in a reduction, with a
+    publication, or while nobody calls it (then it is reported); the core's trainer only if `core_dies`."""
 
-    def __init__(self, seed: int, version: int, failure: float = 0.0) -> None:
+    def __init__(self, seed: int, version: int, failure: float = 0.0, core_dies: bool = False) -> None:
         super().__init__(VirtualClock(), CellTimes(), nodes=1, version=version)
         self._random = random.Random(seed)
         self._failure = failure
+        self._core_dies = core_dies
         self._dead: set[Member] = set()
         self._losses: asyncio.Queue[Loss] = asyncio.Queue()
         self._failures: Counter[tuple[Member, int]] = Counter()
@@ -76,7 +77,7 @@ class RandomCells(SimCells):
     def _dies(self, member: Member) -> bool:
         """Whether the member is dead, perhaps from now on."""
         at = (member, self._version)
-        may_die = member != CORE and member not in self._dead and self._failures[at] < LOSSES
+        may_die = (member != CORE or self._core_dies) and member not in self._dead and self._failures[at] < LOSSES
         if may_die and self._random.random() < self._failure:
             self._failures[at] += 1
             self._dead.add(member)
@@ -146,6 +147,8 @@ class RandomCells(SimCells):
     async def update(self, members):
         await self._wait("update", members)
         dead = [cell for cell in range(members) if self._dies(Member("trainer", cell))]
+        if 0 in dead:
+            raise PeerLost(f"{CORE} died")
         if dead:
             raise GroupBroken(f"cells {dead} did not take part")
         return await super().update(members)
@@ -165,12 +168,21 @@ class ListJournal:
 
 
 class World:
-    """One controller and what it did. `work` gives node-seconds of a group."""
+    """One controller and what it did."""
 
-    def __init__(self, config: SchedulerConfig, seed: int, *, failure: float = 0.0, no_signal: float = 0.2) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        seed: int,
+        *,
+        failure: float = 0.0,
+        core_dies: bool = False,
+        no_signal: float = 0.2,
+    ) -> None:
         self.config = config
         self.seed = seed
         self.failure = failure
+        self.core_dies = core_dies
         self.no_signal = no_signal
         self.journal = ListJournal()
         self.outcomes: dict[str, Outcome] = {}
@@ -180,7 +192,7 @@ class World:
     def run(
         self, max_steps: int | None = None, *, initial: ControlState = FRESH, cancel_at: float | None = None
     ) -> bool:
-        """True when the run completed, False when it was cancelled at `cancel_at`."""
+        """True when the run completed, False when it was cancelled at `cancel_at` or lost its core."""
         return run_virtual(self._run(max_steps, initial, cancel_at))
 
     async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None) -> bool:
@@ -188,7 +200,7 @@ class World:
         rng = random.Random(seed)
         executions = RandomExecutions(seed)
         executions.outcomes = self.outcomes
-        self.cells = RandomCells(seed, initial.version, self.failure)
+        self.cells = RandomCells(seed, initial.version, self.failure, self.core_dies)
         materializer = SimMaterializer(
             lambda _: [] if rng.random() < self.no_signal else [rng.uniform(0.3, 13)] * rng.randint(1, 4)
         )
@@ -209,7 +221,7 @@ class World:
             task.cancel()
         try:
             await task
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EssentialLost):
             return False
         finally:
             assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -7,11 +7,11 @@ from control_worlds import ListJournal, RandomCells, RandomExecutions, RandomQue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.control.base import EssentialLost
+from gyre.control.base import EssentialLost, Publication
 from gyre.control.controller import Controller
 from gyre.control.state import resume_state
 from gyre.core import events as ev
-from gyre.core.errors import ConfigError, InvariantViolation, PeerLost
+from gyre.core.errors import ConfigError, GyreError, InvariantViolation, PeerLost
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.config import SchedulerConfig, problems
 from gyre.simulation.clock import VirtualClock, run_virtual
@@ -79,14 +79,21 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
 
 
 @settings(max_examples=40, deadline=None)
-@given(configs(), st.integers(0, 10_000), st.lists(st.floats(0, 300), min_size=1, max_size=3))
-def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts):
-    world = World(chosen, seed)
+@given(
+    configs(),
+    st.integers(0, 10_000),
+    st.lists(st.one_of(st.none(), st.floats(0, 300)), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.05]),
+)
+def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts, failure):
+    """After being cut off, and after the loss of the core (only before the last resumption)."""
+    world = World(chosen, seed, failure=failure, core_dies=True)
     events = world.journal.events
     done = world.run(cancel_at=cuts[0])
     for cut in [*cuts[1:], None]:
         if done:
             break
+        world.core_dies = cut is not None
         saved = [event.version for event in of(events, ev.CheckpointSaved)]
         state = resume_state(events, world.outcomes, saved[-1] if saved else 0)
         events.append(ev.RunStarted(t=0.0, run_id="again", resumed_from=state.version))
@@ -185,6 +192,72 @@ def test_what_cannot_be_repaired_ends_the_run(cells, error):
 
     run_virtual(main())
     assert not of(journal.events, ev.StepDone)
+
+
+class _MissedPublication(RandomCells):
+    """No engine takes version 2; a new process needs `start_s`."""
+
+    def __init__(self, start_s: float) -> None:
+        super().__init__(0, 0)
+        self.start_s = start_s
+        self.routes: list[tuple[float, list[int]]] = []
+
+    async def publish(self, version, engines):
+        publication = await super().publish(version, engines)
+        if version != 2:
+            return publication
+        self._engines.clear()
+        return Publication(failed=dict.fromkeys(engines, "the connection was reset"))
+
+    async def set_admitting(self, cells):
+        self.routes.append((asyncio.get_running_loop().time(), list(cells)))
+        assert all(self._engines.get(cell) == self._published for cell in cells)
+
+    async def replace(self, member):
+        await asyncio.sleep(self.start_s)
+
+
+class _NeverBack(_MissedPublication):
+    async def replace(self, member):
+        raise PeerLost("the new process did not start")
+
+
+def run_small(cells: RandomCells) -> list[ev.Event]:
+    """A core and one pool engine, three steps."""
+    journal = ListJournal()
+
+    async def main() -> None:
+        small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=0.5, max_steps=3)
+        parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
+        await Controller(small, *parts, cells, journal).run()
+
+    try:
+        run_virtual(main())
+    finally:
+        cells.events = journal.events
+    return journal.events
+
+
+def test_an_engine_that_missed_a_publication_is_out_of_the_routes_until_it_has_the_version():
+    cells = _MissedPublication(start_s=300)
+    events = run_small(cells)
+    (lost,) = of(events, ev.ProcessLost)[:1]
+    back = next(event for event in of(events, ev.ProcessRestarted) if event.name == lost.name)
+    assert back.seconds >= 300
+    assert not [engine for t, routes in cells.routes if lost.t <= t < back.t for engine in routes]
+    assert len(of(events, ev.StepDone)) == 3
+
+
+def test_the_run_ends_when_no_engine_is_alive_for_too_long():
+    with pytest.raises(GyreError, match="no rollout engine has been alive for 600 s"):
+        run_small(_MissedPublication(start_s=10_000))
+
+
+def test_the_run_ends_when_a_member_is_lost_again_and_again():
+    cells = _NeverBack(start_s=0)
+    with pytest.raises(GyreError, match="was lost 4 times at policy version 2, last: the new process did not start"):
+        run_small(cells)
+    assert len(of(cells.events, ev.ProcessLost)) >= 4
 
 
 def test_an_impossible_configuration_is_refused_before_anything_starts():

@@ -94,6 +94,7 @@ class LiveCells:
             gap_count=result.gap_count,
             gap_sum=result.gap_sum,
             gap_max=result.gap_max,
+            ratios=result.ratios,
         )
 
     async def leave_training(self, cell: int) -> None:
