@@ -5,7 +5,8 @@ from collections import Counter
 from rich.markup import escape
 from rich.table import Table
 
-from gyre.core.events import MicroStepsReturned, ProcessLost, ProcessRestarted
+from gyre.core.drift import RATIO_EDGES, WINDOW
+from gyre.core.events import MicroStepsReturned, ProcessLost, ProcessRestarted, StepDone
 from gyre.core.records import RoleClass
 from gyre.store.summary import ExecutionSummary, RunSummary, mean
 
@@ -124,6 +125,12 @@ def facts(summary: RunSummary) -> Table:
     gaps += [probe.logprob_gap_max for probe in summary.probes if probe.tokens]
     if gaps:
         table.add_row("log-probs", f"trainer and engine differ by at most {max(gaps):.1e} at equal weights")
+    if summary.steps and summary.steps[-1].ratios:
+        table.add_row(
+            "ratios", f"within 0.5 % of 1 in the last step, by sampled version: {ratios_text(summary.steps[-1])}"
+        )
+    for alarm in summary.drift[-1:]:
+        table.add_row("", f"[red]log-prob gap grew by {alarm.rise:.1e} over {WINDOW} steps until step {alarm.step}[/]")
     outcomes = Counter(execution.outcome.value for execution in summary.executions if execution.outcome)
     closed = ", ".join(f"{count} {validity}" for validity, count in outcomes.most_common()) or "none closed"
     table.add_row("executions", f"{len(summary.executions)} started: {closed}")
@@ -142,6 +149,15 @@ def facts(summary: RunSummary) -> Table:
     for broken in summary.broken:
         table.add_row("", f"[red]{broken.t:.1f} s: {broken.name}: {broken.detail}[/]")
     return table
+
+
+def ratios_text(step: StepDone) -> str:
+    """ "v4 99.8 % of 1200, v5 100.0 % of 310": targets whose importance ratio is within the clip edges of 1."""
+    middle = RATIO_EDGES.index(1.005)
+    return ", ".join(
+        f"v{version} {100 * counts[middle] / sum(counts):.1f} % of {sum(counts)}"
+        for version, counts in sorted(step.ratios.items())
+    )
 
 
 def how_it_ended(summary: RunSummary) -> str:

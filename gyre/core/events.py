@@ -109,10 +109,20 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     logprob_gap_mean: float
     logprob_gap_max: float
     """Mean and max |trainer log-prob − behaviour log-prob| over those targets."""
+    ratios: dict[int, list[int]] = {}
+    """All targets of the batch by the version that sampled them and by importance ratio (`core.drift.RATIO_EDGES`)."""
     clipped_executions: int
     executions: int
     targets: int
     seconds: float
+
+
+class LogprobGapGrew(_Event, frozen=True, kw_only=True, tag="logprob_gap_grew"):
+    """The mean gap at equal weights rises from step to step: trainer and engine drift apart (`core.drift.gap_rise`)."""
+
+    step: int
+    rise: float
+    """Over the last `core.drift.WINDOW` measured steps."""
 
 
 class PublicationProbed(_Event, frozen=True, kw_only=True, tag="publication_probed"):
@@ -201,6 +211,7 @@ Event = (
     | MicroStepDone
     | CellLeft
     | StepDone
+    | LogprobGapGrew
     | PublicationProbed
     | Published
     | CheckpointSaved

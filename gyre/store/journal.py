@@ -13,6 +13,7 @@ from gyre.core.events import (
     CellLeft,
     CheckpointSaved,
     Event,
+    LogprobGapGrew,
     MicroStepDone,
     PublicationProbed,
     Published,
@@ -48,7 +49,13 @@ def surviving(events: Iterable[Event]) -> list[Event]:
 def _version(event: Event) -> int:
     """The policy version that must survive for the event to count; work on step s counts with version s."""
     match event:
-        case StepDone(step=step) | MicroStepDone(step=step) | CellJoined(step=step) | CellLeft(step=step):
+        case (
+            StepDone(step=step)
+            | LogprobGapGrew(step=step)
+            | MicroStepDone(step=step)
+            | CellJoined(step=step)
+            | CellLeft(step=step)
+        ):
             return step
         case Published(version=version) | PublicationProbed(version=version) | CheckpointSaved(version=version):
             return version

@@ -14,6 +14,7 @@ from gyre.core.events import (
     GroupDispatched,
     InvariantBroken,
     LedgerSampled,
+    LogprobGapGrew,
     MicroStepDone,
     MicroStepsReturned,
     ProcessLost,
@@ -82,6 +83,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     recovery: list[ProcessLost | ProcessRestarted | MicroStepsReturned]
     """Processes that were lost, and what followed."""
     proxy: ProxyTotals
+    drift: list[LogprobGapGrew] = []
+    """Alarms: the gap between trainer and recorded log-probs grows."""
 
     @property
     def invariants_ok(self) -> bool:
@@ -112,6 +115,7 @@ def summarise(events: Iterable[Event], outcomes: Mapping[str, Outcome], trees: M
         probes=[event for event in line if isinstance(event, PublicationProbed)],
         broken=[event for event in everything if isinstance(event, InvariantBroken)] + _broken_counters(everything),
         recovery=[e for e in everything if isinstance(e, ProcessLost | ProcessRestarted | MicroStepsReturned)],
+        drift=[event for event in line if isinstance(event, LogprobGapGrew)],
         proxy=_proxy_totals([event for event in everything if isinstance(event, ProxySampled)]),
     )
 

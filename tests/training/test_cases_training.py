@@ -27,7 +27,7 @@ from gyre.trajectory.rows import build_execution, dummy_execution
 from gyre.trajectory.tree import TrajectoryTree
 
 BN = 8
-CONFIG = ObjectiveConfig(ratio_cap=4.0)
+CONFIG = ObjectiveConfig()
 
 
 class World(msgspec.Struct):
