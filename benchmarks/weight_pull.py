@@ -2,10 +2,10 @@
 
     python benchmarks/weight_pull.py [--mb 500] [--repeats 7] [--json OUT]
 
-One process publishes, another one pulls a version it has not seen: "pull" ends with verified tensors, "copy" with the
-same bytes in private memory, "pull_into" with verified tensors copied into parameters that exist. Variants take turns;
-ratios are medians of the ratios of one turn. With Mooncake on PYTHONPATH (`scripts/mooncake.sh`) its TCP pull runs too,
-in a network namespace when this is root: its listeners are on every interface.
+One process publishes, another one pulls a version it has not seen: "pull" ends with verified tensors, "pull_into" with
+verified tensors copied into parameters that exist, "copy" with the same number of bytes in memory that exists.
+Variants take turns; ratios are medians of the ratios of one turn. With Mooncake on PYTHONPATH (`scripts/mooncake.sh`)
+its TCP pull runs too, in a network namespace when this is root: its listeners are on every interface.
 """
 
 import argparse
@@ -68,10 +68,10 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def copy(name: str) -> None:
+def copy(name: str, target: np.ndarray) -> None:
     block = SharedMemory(name=name, track=False) if sys.version_info >= (3, 13) else SharedMemory(name=name)
     source = np.frombuffer(block.buf, np.uint8)
-    source.copy()
+    np.copyto(target, source)
     del source
     block.close()
 
@@ -92,12 +92,13 @@ def measure(kinds: list[str], mb: int, repeats: int) -> dict[str, object]:
         # Of another machine, as far as Mooncake is concerned; in shared memory, one directory serves both.
         readers = {kind: open_transport(kind, f"{root}/{kind if kind == 'shm' else 'pulled'}") for kind in kinds}
         parameters = weights(0, mb)
+        target = np.ones(mb * MB, np.uint8)
         # The first turn warms up.
         for turn in range(repeats + 1):
             pipe.send(turn + 1)
             refs, block = pipe.recv()
             variants = {
-                "copy": lambda block=block: copy(block),
+                "copy": lambda block=block: copy(block, target),
                 "pull_into": lambda refs=refs: pull_into(readers["shm"], refs["shm"], parameters),
             } | {f"pull_{kind}": lambda kind=kind, refs=refs: readers[kind].pull(refs[kind]) for kind in kinds}
             names = list(variants)
