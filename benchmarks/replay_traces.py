@@ -28,7 +28,7 @@ PROFILES = {
     "opencode_anthropic": "opencode_messages",
     "opencode": "opencode",
     "oca": "opencode_messages",
-    "ocr": "opencode",
+    "ocr": "opencode_responses",
     "pir": "pi_responses",
     "pi": "pi",
     "mini": "mini_swe_agent",
@@ -46,14 +46,14 @@ def profile_of(trace: str) -> str:
     return next(profile for start, profile in PROFILES.items() if name.startswith(start))
 
 
-def row(profile: str, reports: list[ReplayReport]) -> dict[str, str | int]:
+def row(profile: str, reports: list[ReplayReport], errors: int) -> dict[str, str | int]:
+    """`errors` is how many exchanges were answered with an error status: nothing was sampled."""
     leaves = Counter(str(leaf.role) for report in reports for leaf in report.leaves)
     drift: Counter[str] = Counter()
     for report in reports:
         drift.update(report.drift)
     replayed = sum(report.retries_replayed + report.retries_attached for report in reports)
     calls, orphans = sum(report.calls for report in reports), sum(report.orphans for report in reports)
-    errors = sum(report.error_answers for report in reports)
     return {
         "profile": profile,
         "traces": len(reports),
@@ -82,13 +82,15 @@ def main() -> int:
         parser.error(f"{arguments.traces} holds no traces")
     tokenizer = load_tokenizer(str(arguments.tokenizer)) if arguments.tokenizer else make_tokenizer()
     found = defaultdict[str, dict[str, ReplayReport]](dict)
+    errors = Counter[str]()
     for path in paths:
         name = profile_of(path.stem)
         profile = load_profile(name)
-        found[name][path.stem] = asyncio.run(
-            replay(read_trace(path), tokenizer, profile.markers, profile.canned_answers)
-        )
-    rows = [row(name, list(reports.values())) for name, reports in found.items()]
+        exchanges = list(read_trace(path))
+        errors[name] += sum(exchange.answer is None for exchange in exchanges)
+        report = asyncio.run(replay(exchanges, tokenizer, profile.markers, profile.canned_answers))
+        found[name][path.stem] = report
+    rows = [row(name, list(reports.values()), errors[name]) for name, reports in found.items()]
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for cells in rows:
         print("| " + " | ".join(str(cells[column]) for column in COLUMNS) + " |")

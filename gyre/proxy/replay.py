@@ -62,8 +62,6 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     orphans: int
     prefix_breaks: list[PrefixBreak]
     """Calls whose conversation continues a recorded one but whose tokens could not."""
-    error_answers: int
-    """Exchanges that were answered with an error status: nothing was sampled."""
 
 
 class _Policy:
@@ -148,10 +146,9 @@ async def replay(
     renderer = ChatRenderer(tokenizer, FAMILY, thinking=False)
     policy, sink, ids = _Policy(), _Sink(), _Ids()
     session = Session("replay", markers, canned, _services(renderer, policy, sink))
-    unsampled = 0
     for exchange in exchanges:
         if exchange.answer is None:
-            unsampled += 1
+            # An error status: nothing was sampled.
             continue
         policy.next(_spell(tokenizer, exchange.answer), exchange.answer.complete)
         end = await _exchange(session, policy, exchange, ids)
@@ -172,7 +169,6 @@ async def replay(
         retries_replayed=summary.retries_replayed,
         orphans=summary.orphans,
         prefix_breaks=[_break(record) for record in sink.records if "prefix_break" in record.flags],
-        error_answers=unsampled,
     )
 
 
