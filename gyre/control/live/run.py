@@ -67,19 +67,21 @@ async def run(config: RunConfig, run_dir: RunDir, resume_from: Checkpoint | None
     store = run_dir.open_store()
     clock = SystemClock()
     journal = StoreJournal(store)
+    went_back_to: set[int] = set()
     try:
         while True:
             try:
                 await _run(config, run_dir, resume_from, store, clock, journal, on_view)
                 break
             except EssentialLost as error:
-                newest = run_dir.latest_checkpoint()
-                if newest == resume_from:
+                resume_from = run_dir.latest_checkpoint()
+                version = resume_from.version if resume_from else 0
+                if version in went_back_to:
                     raise GyreError(
-                        f"{error}; no checkpoint was saved since the run (re)started: "
-                        f"remove the cause, then continue with gyre train --resume {run_dir.root}"
+                        f"{error}; the run has gone back to version {version} before: remove the cause, "
+                        f"then continue with gyre train --resume {run_dir.root}"
                     ) from error
-                resume_from = newest
+                went_back_to.add(version)
     except asyncio.CancelledError:
         journal.write(RunFinished(t=clock.now(), reason="interrupted"))
         raise
