@@ -2,12 +2,12 @@
 
     python benchmarks/dynamic_policies.py [--seeds N] [--steps N] [--json OUT]
 
-Every entry is the real controller under the virtual clock on the calibrated workload (docs/calibration.md), with 32 nodes
-and E[d] = 1.5. The policies of verl 0.9.1 (`benchmarks/peers.sh packers` fetches the wheel; their files run unchanged,
-loaded out of it) decide as they do in verl's fully asynchronous trainer: before a cycle they say how many samples must
-be ready until the trainer's nodes stop serving, after the weight sync whether they serve again. Here a sample is a group.
-Two conditions are Gyre's: nodes stop serving only when the pool can carry every execution (verl aborts and resumes
-requests, which an unmodified harness does not survive), and versions are counted by boundary dispatch.
+Every entry is the real controller under the virtual clock on the calibrated workload (docs/calibration.md), with 32
+nodes and E[d] = 1.5. The policies of verl 0.9.1 (`benchmarks/peers.sh packers` fetches the wheel; their files run
+unchanged, loaded out of it) decide as they do in verl's fully asynchronous trainer: before a cycle they say how many
+samples (here: groups) must be ready until the trainer's nodes stop serving, after the weight sync whether they serve
+again. Two conditions are Gyre's: nodes stop serving only when the pool can carry all executions, so that none waits for
+an engine (verl lets its pool be oversubscribed), and groups are dispatched at boundaries.
 
 Printed: hours per step, share of node time in which nothing useful ran (a node serves in proportion to its executions
 out of 36, and trains while it processes micro-steps), mean staleness.
@@ -70,7 +70,7 @@ def published() -> types.SimpleNamespace:
 
 
 class VerlPolicy:
-    """A policy of verl behind Gyre's `Policy`, for one cell (the trainer's nodes) and a pool; also reads the journal."""
+    """A policy of verl behind Gyre's `Policy`, for one cell (the trainer's nodes) and a pool; reads the journal too."""
 
     releases = True
 
@@ -187,7 +187,12 @@ def entries() -> list[Entry]:
         Entry(name="colocate (C0)", row=ROWS["C0"]),
     ]
     for rule in ("Default", "FixedRatio"):
-        for nodes, phi, mu, streaming in ((16, 1.5, 1, False), (8, 1.5, 1, False), (16, 1.5, 1, True), (28, 0.5, 3, True)):
+        for nodes, phi, mu, streaming in (
+            (16, 1.5, 1, False),
+            (8, 1.5, 1, False),
+            (16, 1.5, 1, True),
+            (28, 0.5, 3, True),
+        ):
             name = f"verl {rule}, {nodes} + {NODES - nodes}, φ = {phi}, μ = {mu}{', streaming' * streaming}"
             row = msgspec.structs.replace(
                 ROWS["C3"], name=name, streaming=streaming, phi=phi, mu=mu, nodes=nodes, pool_nodes=NODES - nodes
@@ -196,7 +201,9 @@ def entries() -> list[Entry]:
     return found
 
 
-def measure(entry: Entry, params: WorkloadParams, verl: types.SimpleNamespace, seeds: int, steps: int) -> dict[str, Any]:
+def measure(
+    entry: Entry, params: WorkloadParams, verl: types.SimpleNamespace, seeds: int, steps: int
+) -> dict[str, Any]:
     row = entry.row
     config = row.config(steps=steps)
     if entry.log_error is not None:
@@ -238,7 +245,9 @@ def main() -> None:
     arguments = parser.parse_args()
     verl, params = published(), WorkloadParams()
     result = {}
-    print(f"{arguments.steps} steps, {arguments.seeds} seeds\n{'':52}{'h / step':>9}{'/ E0':>7}{'idle':>8}{'mean d':>8}")
+    print(
+        f"{arguments.steps} steps, {arguments.seeds} seeds\n{'':52}{'h / step':>9}{'/ E0':>7}{'idle':>8}{'mean d':>8}"
+    )
     for entry in entries():
         result[entry.name] = measure(entry, params, verl, arguments.seeds, arguments.steps)
     base = result["Gyre E0"]["hours_per_step"]

@@ -39,7 +39,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     dispatch: Literal["boundary", "continuous"] = "boundary"
     """boundary: μB groups after each publication; continuous: one group whenever one becomes ready."""
     launch_order: Literal["fifo", "longest_first"] = "fifo"
-    """Order of the groups inside one dispatched set."""
+    """fifo: groups of one version launch, and once ready train, in dispatch order. longest_first: they launch by
+    descending predicted duration and train by ascending measured duration."""
     max_steps: int
     """Optimizer steps of the run."""
     checkpoint_every: int = 1

@@ -1,7 +1,8 @@
 """Order of the groups inside one dispatched set.
 
 Only launch times change: every group of a set has the same version, so versions, counters and mean staleness stay as
-they are (docs/scheduling.md).
+they are (docs/scheduling.md). `longest_first` has a second half in the ledger: of the ready groups of one version, the
+lightest trains first.
 """
 
 from collections.abc import Callable, Sequence

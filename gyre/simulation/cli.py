@@ -10,7 +10,7 @@ import msgspec
 from gyre.core.events import Event
 from gyre.scheduling.config import SchedulerConfig
 from gyre.simulation import table1 as experiments
-from gyre.simulation.beyond import VERL_ROWS, order_hours, verl_hours, work_bound
+from gyre.simulation.beyond import order_hours, paired_gain, work_bound
 from gyre.simulation.experiment import run_row
 from gyre.simulation.pictures import draw
 from gyre.simulation.recording import load_run, replay_run
@@ -85,20 +85,23 @@ def from_run(run: Path, changes: dict[str, Any] | None = None, json_out: Path | 
 
 
 def beyond(seeds: int = 5, json_out: Path | None = None) -> dict[str, Any]:
-    """E0 with other launch orders, its distance to the work bound, and verl's dynamic rule on the same executions."""
-    params = WorkloadParams()
+    """E0 under fifo, under `longest_first` by the quality of its predictions, and the work bound; paired by seed."""
+    params, numbers = WorkloadParams(), range(seeds)
     hours = {
-        "fifo": order_hours(params, seeds, None),
-        "longest_first, log-error 0.6": order_hours(params, seeds, 0.6),
-        "longest_first, oracle": order_hours(params, seeds, 0.0),
-        "work bound": [work_bound(params, ROWS["E0"], seed) for seed in range(seeds)],
+        "fifo": order_hours(params, numbers, None, lightest_first=False),
+        "fifo, lightest trains first": order_hours(params, numbers, None, lightest_first=True),
+        "launch only, log-error 0.6": order_hours(params, numbers, 0.6, lightest_first=False),
+        "launch only, oracle": order_hours(params, numbers, 0.0, lightest_first=False),
+        "longest_first, log-error 0.6": order_hours(params, numbers, 0.6, lightest_first=True),
+        "longest_first, oracle": order_hours(params, numbers, 0.0, lightest_first=True),
+        "work bound": [work_bound(params, ROWS["E0"], seed) for seed in numbers],
     }
-    hours |= {row.name: verl_hours(params, row, seeds) for row in VERL_ROWS}
-    base = statistics.mean(hours["fifo"])
-    result = {name: statistics.mean(values) for name, values in hours.items()}
-    print(f"12 steps, 32 nodes, E[d] = 1.5; E0 unless said; {seeds} seeds; hours")
-    for name, mean in result.items():
-        print(f"{name:32}{mean:8.2f}{mean / base - 1:+8.1%}")
+    print(f"E0, 12 steps, 32 nodes, E[d] = 1.5; {seeds} seeds; hours, and paired difference to fifo ± standard error")
+    result: dict[str, Any] = {}
+    for name, values in hours.items():
+        gain, error = paired_gain(values, hours["fifo"])
+        result[name] = {"hours": statistics.mean(values), "gain": gain, "standard_error": error}
+        print(f"{name:32}{result[name]['hours']:8.2f}{gain:+8.2%} ± {error:.2%}")
     _write(result, json_out)
     return result
 

@@ -34,6 +34,18 @@ def test_oldest_version_is_taken_first_then_the_lowest_number():
     assert [ledger.take().group for _ in range(4)] == [3, 1, 2, 0]
 
 
+def test_of_one_version_the_lightest_is_taken_first_when_asked():
+    ledger = Ledger(2, lightest_first=True)
+    for group, version in [(0, 1), (1, 1), (2, 0), (3, 1)]:
+        ledger.dispatch(group, "q", version)
+        ledger.launch()
+        ledger.launch()
+    for group, seconds in [(0, 5.0), (1, 3.0), (2, 9.0), (3, 5.0)]:
+        ledger.close(group, 0, outcome(), 1.0)
+        ledger.close(group, 1, outcome(), seconds)
+    assert [ledger.take().group for _ in range(4)] == [2, 1, 0, 3]
+
+
 def test_known_outcomes_count_as_terminated_and_are_not_launched():
     ledger = Ledger(3)
     ledger.dispatch(0, "q", 0, {1: outcome("known")})

@@ -8,7 +8,7 @@ import pytest
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
 from gyre.simulation import beyond, cli, table1
-from gyre.simulation.experiment import run_row
+from gyre.simulation.experiment import Layout, run_row, simulate
 from gyre.simulation.pictures import ready_groups
 from gyre.simulation.rows import ROWS
 from gyre.simulation.workload import WorkloadParams
@@ -80,9 +80,23 @@ def test_no_row_beats_the_work_bound():
     assert 0 < bound < run_row(ROWS["E0"], PARAMS, seed=0, steps=3).step_ends[-1]
 
 
-@pytest.mark.parametrize("row", beyond.VERL_ROWS, ids=lambda row: row.name)
-def test_verls_rule_runs_on_the_same_controller(row):
-    assert beyond.verl_hours(PARAMS, row, seeds=1, steps=4)[0] > 0
+def test_gains_are_paired_by_seed():
+    assert beyond.paired_gain([1.0, 3.0], [2.0, 4.0]) == (pytest.approx(-0.375), pytest.approx(0.125))
+    assert beyond.paired_gain([1.0], [2.0]) == (-0.5, 0.0)
+
+
+def test_longest_first_is_faster_and_consumes_the_same_versions():
+    row = ROWS["E0"]
+    fifo = row.config(steps=6)
+    layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
+    order = beyond.predicted_order(PARAMS, 0, fifo.N, 0.0)
+    longest = msgspec.structs.replace(fifo, launch_order="longest_first")
+    base, other = (
+        simulate(fifo, layout, PARAMS, seed=0),
+        simulate(longest, layout, PARAMS, seed=0, order=order),
+    )
+    assert other.step_ends[-1] < base.step_ends[-1]
+    assert [sum(step) for step in other.staleness] == [sum(step) for step in base.staleness]
 
 
 def test_the_picture_of_a_row_is_written(tmp_path):
