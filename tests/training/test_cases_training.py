@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from training_cases import hf_logprobs, micro_step
 
+from gyre.core.drift import RATIO_EDGES
 from gyre.core.records import CallRecord, RoleClass
 from gyre.training.megatron import pack as layout
 from gyre.training.micro import Evaluation, check, rows_of
@@ -211,7 +212,7 @@ def test_T26_the_packer_counts_what_the_trainer_lays_out(world, seed) -> None:
     assert prefixes.MIN_SHARED == layout.MIN_SHARED
 
 
-def test_T24_pads_are_never_inferred_from_token_values(make_trainer, hf_model) -> None:
+def test_T24_T27_pads_are_never_inferred_from_token_values(make_trainer, hf_model) -> None:
     """Rows full of what is a pad, an end or a beginning elsewhere train like any other, in one pack with others."""
     rng = random.Random(3)
     rows = []
@@ -228,5 +229,7 @@ def test_T24_pads_are_never_inferred_from_token_values(make_trainer, hf_model) -
     result = trainer.micro_step(micro_step("m", [execution]))
     assert (result.targets, result.gap_count) == (count, count)
     assert result.gap_max < 1e-4
+    assert {version: sum(counts) for version, counts in result.ratios.items()} == {0: count}
+    assert result.ratios[0][RATIO_EDGES.index(1.005)] == count
     expected = -sum(p for row in rows for p in row.logprobs) / count
     assert result.loss == pytest.approx(expected, rel=1e-4)
