@@ -118,7 +118,7 @@ def test_the_flex_mask_is_the_tree(seed: int) -> None:
     """What the CUDA path is given: FlexAttention's forward with it equals the masked form, and its empty, partial and
     full blocks are those that `create_block_mask` finds by looking at every pair."""
     torch.manual_seed(seed)
-    trees = [tree_rows(4 * seed + i, branches=3, depth=3, longest=200) for i in range(4)]
+    trees = [tree_rows(4 * seed + i, branches=2, depth=3, longest=120) for i in range(3)]
     rows = [every_token([i % 256 for i in range(500)]), *(row for tree in trees for row in tree if row.targets)]
     nodes = pack_rows(rows, True, CPU).nodes
     length = nodes[-1].end
