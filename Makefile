@@ -2,11 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint unit sglang e2e clean
+.PHONY: help setup demo test lint unit sglang fuzz harnesses e2e clean
 
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
 	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
+	@echo "make harnesses    install every harness and run all tests against the real binaries"
+	@echo "make fuzz    10,000 hostile bodies at the proxy"
 
 setup:
 	@PYTHON=$(PYTHON) scripts/setup.sh
@@ -29,6 +31,14 @@ unit:
 sglang: setup
 	@PYTHON=$(PYTHON) scripts/sglang_cpu.sh
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/engines
+
+# Every harness that has a profile, each at its pinned version: 2 GB in .cache.
+harnesses: setup
+	$(BIN)/gyre setup all
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m harness -rs --durations=10
+
+fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/proxy/test_proxy_fuzz.py --hypothesis-profile=nightly
 
 clean:
 	rm -rf .venv .cache

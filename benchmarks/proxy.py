@@ -177,6 +177,7 @@ class Client:
         answer = await self._reader.readexactly(length)
         seconds = time.perf_counter() - started
         if not answer_head.startswith(b"http/1.1 200"):
+            await asyncio.sleep(1)  # for the server's log
             raise RuntimeError(f"{self._server.name} answered {answer_head[:40]!r}: {answer[:500]!r}")
         agent.answered(msgspec.json.decode(answer)["choices"][0]["message"])
         return seconds
@@ -243,6 +244,10 @@ class Bench:
                     [await self._measure(server, number) for server in servers]
                     for number in range(self.arguments.rounds)
                 ]
+            except RuntimeError:
+                for log in self.scratch.glob("*.log"):
+                    print(f"--- {log.name}\n{log.read_text()[-3000:]}", file=sys.stderr)
+                raise
             finally:
                 for child in self._children:
                     child.terminate()

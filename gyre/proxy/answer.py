@@ -2,18 +2,21 @@
 
 The status line waits for the first event or, when streaming, at most `keepalive_s`: so a call that fails early is
 answered with a proper status, and a slow one with headers and keep-alive events. A client that goes away is noticed at
-once, and the call learns of it.
+once, and the call learns of it; one that reads nothing for `client_timeout_s` counts as gone.
 """
 
 import asyncio
+import logging
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gyre.proxy.call import Call, Reader
 from gyre.proxy.dialects.base import Delta, Dialect, RequestFacts, TurnEnd
 from gyre.proxy.errors import STATUS, CallError
+
+log = logging.getLogger(__name__)
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,22 +28,31 @@ _STREAM_HEADERS = [
 class CallAnswer:
     """An ASGI response."""
 
-    def __init__(self, call: Call, dialect: Dialect, facts: RequestFacts, keepalive_s: float) -> None:
+    def __init__(
+        self, call: Call, dialect: Dialect, facts: RequestFacts, keepalive_s: float, client_timeout_s: float
+    ) -> None:
         self._call = call
         self._dialect = dialect
         self._facts = facts
         self._keepalive_s = keepalive_s
+        self._client_timeout_s = client_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._client_timeout_s):
+                await send(message)
+
         with self._call.follow() as reader:
             writing = asyncio.ensure_future(
-                self._stream(reader, send) if self._facts.stream else self._whole(reader, send)
+                self._stream(reader, send_in_time) if self._facts.stream else self._whole(reader, send_in_time)
             )
             leaving = asyncio.ensure_future(_disconnected(receive))
             try:
                 await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if writing.done():
                     writing.result()
+            except TimeoutError:
+                log.warning("a client of call %s read nothing for %g s", self._call.head.id, self._client_timeout_s)
             finally:
                 writing.cancel()
                 leaving.cancel()

@@ -13,6 +13,8 @@ class Fault(StrEnum):
     CLOSED = "closed"
     """The execution of this session has ended."""
     TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    """The request did not arrive in time."""
     OVERFLOW = "overflow"
     """The prompt does not fit the policy's context; harnesses compact on it."""
     BUSY = "busy"
@@ -28,6 +30,7 @@ STATUS: dict[Fault, int] = {
     Fault.NOT_FOUND: 404,
     Fault.CLOSED: 410,
     Fault.TOO_LARGE: 413,
+    Fault.TOO_SLOW: 408,
     Fault.OVERFLOW: 400,
     Fault.BUSY: 429,
     Fault.UNAVAILABLE: 503,

@@ -4,6 +4,7 @@ Everything a request can do wrong is answered in the native shape of its API, be
 differ in whether their base URL includes `/v1`, so every route exists with and without it.
 """
 
+import asyncio
 import hmac
 from collections.abc import Callable
 from hashlib import sha256
@@ -68,18 +69,24 @@ class Door:
         return session
 
 
-def create_app(door: Door, *, keepalive_s: float, max_body_bytes: int) -> ASGIApp:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    keepalive_s: float
+    client_timeout_s: float
+    max_body_bytes: int
+
+
+def create_app(door: Door, limits: Limits) -> ASGIApp:
     """The ASGI application over the sessions behind `door`."""
 
     def generation(dialect: Dialect) -> Callable[[Request], object]:
         async def endpoint(request: Request) -> ASGIApp:
             try:
                 session = door.enter(request)
-                wire = dialect.read(await _body(request, max_body_bytes), request.headers, session.memo)
+                wire = dialect.read(await _body(request, limits), request.headers, session.memo)
                 call = session.begin(wire, dialect.name)
             except CallError as error:
                 return error_response(dialect, error)
-            return CallAnswer(call, dialect, wire.facts, keepalive_s)
+            return CallAnswer(call, dialect, wire.facts, limits.keepalive_s, limits.client_timeout_s)
 
         return endpoint
 
@@ -87,7 +94,7 @@ def create_app(door: Door, *, keepalive_s: float, max_body_bytes: int) -> ASGIAp
         dialect = DIALECTS["anthropic"]
         try:
             session = door.enter(request)
-            wire = dialect.read(await _body(request, max_body_bytes), request.headers, session.memo)
+            wire = dialect.read(await _body(request, limits), request.headers, session.memo)
             return _json({"input_tokens": session.count_tokens(wire)})
         except CallError as error:
             return error_response(dialect, error)
@@ -109,6 +116,10 @@ def create_app(door: Door, *, keepalive_s: float, max_body_bytes: int) -> ASGIAp
         except CallError as error:
             return error_response(_guess(request), error)
 
+    async def failed(request: Request, _: Exception) -> Response:
+        # The server logs the exception itself.
+        return error_response(_guess(request), CallError(Fault.INTERNAL, "The proxy failed; its log says why."))
+
     async def elsewhere(request: Request) -> Response:
         return error_response(_guess(request), CallError(Fault.UNAUTHORIZED, "Unknown execution."))
 
@@ -126,20 +137,24 @@ def create_app(door: Door, *, keepalive_s: float, max_body_bytes: int) -> ASGIAp
         Route("/x/{secret}{rest:path}", unknown, methods=every),
         Route("/{rest:path}", elsewhere, methods=every),
     ]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={Exception: failed})
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    too_large = CallError(Fault.TOO_LARGE, f"The request body is larger than {limit} bytes.")
+async def _body(request: Request, limits: Limits) -> bytes:
+    too_large = CallError(Fault.TOO_LARGE, f"The request body is larger than {limits.max_body_bytes} bytes.")
     declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared) > limit:
+    if not declared.isdigit() or int(declared) > limits.max_body_bytes:
         raise too_large
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
+        async with asyncio.timeout(limits.client_timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.max_body_bytes:
+                    raise too_large
+    except TimeoutError:
+        message = f"The request body was not complete after {limits.client_timeout_s:g} s."
+        raise CallError(Fault.TOO_SLOW, message) from None
     except ClientDisconnect:
         raise CallError(Fault.INVALID, "The client left before its request was complete.") from None
     return bytes(body)

@@ -9,9 +9,16 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gyre.core.errors import ConfigError
 from gyre.proxy.config import ProxyConfig
+
+MAX_HEAD_BYTES = 64 * 2**10
+HEAD_TIMEOUT_S = 30.0
+"""From the first byte of a connection or request until its headers are complete."""
+KEEP_ALIVE_S = 120
+"""Longer than clients keep an idle connection, so that none is reused while it is being closed here."""
 
 
 def listeners(config: ProxyConfig) -> list[socket.socket]:
@@ -42,6 +49,50 @@ def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
     return listener
 
 
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection with bounds on what comes before a request is known: how much, and for how long."""
+
+    _late: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # Of a piece that only ends with the begin of a request, next to nothing is head.
+        only_head = self._in_head
+        super().data_received(data)
+        if self._in_head and only_head:
+            self._head_bytes += len(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_here()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_is_here()
+        self._in_head, self._head_bytes = True, 0
+        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _head_is_here(self) -> None:
+        self._in_head = False
+        if self._late is not None:
+            self._late.cancel()
+
+
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -61,7 +112,15 @@ class _Server(uvicorn.Server):
 async def serve_http(app: ASGIApp, sockets: list[socket.socket]) -> AsyncIterator[None]:
     """Serves `app` on bound sockets while the context is open."""
     settings = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1
+        app,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
     )
     server = _Server(settings)
     running = asyncio.create_task(server.serve(sockets))

@@ -1,25 +1,38 @@
 """The policy's tokenizer, from disk only."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gyre.core.errors import ConfigError
 
+_SHORT = 32
+
 
 class PolicyTokenizer:
     """A Hugging Face tokenizer without what the proxy never asks of it.
 
-    `encode` goes straight to the library below: transformers' own bookkeeping costs ten times as much as encoding a
-    short text. And it cannot be called for character offsets, so that renderers do not attribute every token to the
-    text that it came from. Everything else is the tokenizer's."""
+    `encode` and `decode` go straight to the library below: transformers' own bookkeeping costs ten times as much as
+    the work on a short text. And it cannot be called for character offsets, so that renderers do not attribute every
+    token to the text that it came from. Everything else is the tokenizer's."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._core = tokenizer.backend_tokenizer
         self._core.no_truncation()
         self._core.no_padding()
+        # Templates put the same few short texts between messages, in every prompt.
+        self._encode_short = lru_cache(maxsize=1024)(self._encode)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list((self._encode_short if len(text) <= _SHORT else self._encode)(text, add_special_tokens))
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
+        """Exactly what the tokens say: spaces before punctuation are kept."""
+        text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

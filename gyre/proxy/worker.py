@@ -1,6 +1,7 @@
 """The proxy worker process: HTTP for harnesses, RPC for the controller, engines and the run database behind."""
 
 import asyncio
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from gyre.launch.base import WorkerContext
 from gyre.proxy.base import ProxyControl
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.control import Proxy
-from gyre.proxy.http import Door, create_app
+from gyre.proxy.http import Door, Limits, create_app
 from gyre.proxy.router import Router, RouterLimits
 from gyre.proxy.services import CallBounds, Services, StoreSink
 from gyre.proxy.serving import listeners, serve_http
@@ -43,8 +44,13 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
         coalesce_s=config.coalesce_s,
     )
     door = Door()
-    proxy = Proxy(services, door, load_profile)
-    app = create_app(door, keepalive_s=config.keepalive_s, max_body_bytes=config.max_body_bytes)
+    proxy = Proxy(services, door, cache(load_profile))
+    http_limits = Limits(
+        keepalive_s=config.keepalive_s,
+        client_timeout_s=config.client_timeout_s,
+        max_body_bytes=config.max_body_bytes,
+    )
+    app = create_app(door, http_limits)
     try:
         async with serve_http(app, listeners(config)):
             server = await serve(proxy, ProxyControl, context.address, context.secret)

@@ -1,7 +1,11 @@
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from proxy_fakes import make_tokenizer
+
+# `make fuzz`: eight tests of test_proxy_fuzz.py, 10,000 bodies together.
+settings.register_profile("nightly", max_examples=1250, deadline=None, database=None)
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,12 @@ from gyre.core.records import CallRecord, SessionAccess
 from gyre.engines.base import Sampling
 from gyre.proxy.base import EngineRoute, SessionSpec
 from gyre.proxy.control import Profile, Proxy
-from gyre.proxy.http import Door, create_app
+from gyre.proxy.http import Door, Limits, create_app
 from gyre.proxy.router import Router, RouterLimits
 from gyre.proxy.services import CallBounds, Services
 from gyre.proxy.serving import bind, serve_http
 from gyre.proxy.session import Session
+from gyre.proxy.tokenizer import PolicyTokenizer
 from gyre.trajectory.render import ChatRenderer
 from gyre.trajectory.roles import RoleMarkers
 
@@ -52,13 +53,14 @@ class App:
     def __init__(
         self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
         running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
+        client_timeout_s: float = 10.0,
         profile: Profile | None = None, wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:  # fmt: skip
         self.script = Script(tokenizer, answer)
         self.engines = {cell: ScriptedEngine(self.script, version=cell) for cell in range(cells)}
-        renderer = ChatRenderer(tokenizer, "qwen3", thinking=False)
-        limits = RouterLimits(hold_s=hold_s, stall_s=10.0, drain_s=1.0, retry_s=0.02)
-        self.router = Router(lambda address: Link(self.engines[int(address[4:])]), limits)
+        renderer = ChatRenderer(PolicyTokenizer(tokenizer), "qwen3", thinking=False)
+        router_limits = RouterLimits(hold_s=hold_s, stall_s=10.0, drain_s=1.0, retry_s=0.02)
+        self.router = Router(lambda address: Link(self.engines[int(address[4:])]), router_limits)
         self.sink = MemorySink()
         self.bounds = CallBounds(max_context=max_context, max_new_tokens=4000, running=running)
         services = Services(
@@ -72,17 +74,26 @@ class App:
         )
         door = Door()
         self.proxy = Proxy(services, door, lambda name: profile or FakeProfile())
-        self.asgi = create_app(door, keepalive_s=keepalive_s, max_body_bytes=max_body_bytes)
+        limits = Limits(keepalive_s=keepalive_s, client_timeout_s=client_timeout_s, max_body_bytes=max_body_bytes)
+        self.asgi = create_app(door, limits)
         if wrap is not None:
             self.asgi = wrap(self.asgi)
         self.base = ""
         self.access = SessionAccess(path="", api_key="")
+        self.session_id = ""
+        self._opened = 0
 
     def route(self, cell: int) -> EngineRoute:
         return EngineRoute(cell=cell, address=f"mem:{cell}", capacity=8)
 
-    def session(self, execution_id: str = "g0-0") -> Session:
-        return self.proxy._sessions[execution_id]
+    def session(self, execution_id: str = "") -> Session:
+        return self.proxy._sessions[execution_id or self.session_id]
+
+    async def open_another(self) -> None:
+        """`access` is then that of a new session."""
+        self._opened += 1
+        self.session_id = f"g0-{self._opened - 1}"
+        self.access = await self.proxy.open_session(SessionSpec(execution_id=self.session_id, harness="fake"))
 
     @property
     def url(self) -> str:
@@ -108,7 +119,7 @@ async def running_app(
         unix.chmod(0o666)
     async with serve_http(app.asgi, sockets):
         app.base = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app.access = await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake"))
+        await app.open_another()
         app.router.set_routes([app.route(cell) for cell in app.engines])
         yield app
         await app.proxy.close()
