@@ -54,7 +54,7 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
     cut_off: dict[int, dict[int, float]] = {}
     trained: set[int] = set()
     ready: dict[int, float] = {}
-    micro_steps: dict[int, list[float]] = {}
+    processed: list[ev.MicroStepDone] = []
     spans: dict[str, list[float]] = {key: [] for key in CellTimes.__struct_fields__}
     begin: float | None = None
     end = mark = 0.0
@@ -76,8 +76,10 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
                 spans["to_training_s" if event.source == "rollout" else "to_rollout_s"].append(event.seconds)
                 mark = event.t
             case ev.MicroStepDone():
-                micro_steps.setdefault(event.groups[0], []).append(event.seconds)
+                processed.append(event)
                 mark = event.t
+            case ev.MicroStepsReturned():
+                processed = [work for work in processed if (work.cell, work.step) != (event.cell, event.step)]
             case ev.StepDone():
                 spans["update_s"].append(event.t - max(mark, *(ready[group] for group in event.groups)))
                 steps, mark = event.step, event.t
@@ -91,6 +93,9 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
                 pass
     if begin is None or not steps:
         raise ConfigError("The run has not finished a step, so there is nothing to replay.")
+    micro_steps: dict[int, list[float]] = {}
+    for work in processed:
+        micro_steps.setdefault(work.groups[0], []).append(work.seconds)
     groups = {
         group: RecordedGroup(
             query=query,

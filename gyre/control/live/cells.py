@@ -122,13 +122,17 @@ class LiveCells:
             return asyncio.ensure_future(self._trainer(cell, lambda t: t.reduce(generation, members), seconds))
 
         core, *satellites = calls = [reduce(cell) for cell in range(members)]
-        await asyncio.wait({core})
-        if satellites:
-            # All have waited for each other; who has not answered soon after the core is hung.
-            _, late = await asyncio.wait(satellites, timeout=timeout_s)
-            for cell in [cell for cell, call in enumerate(calls) if call in late]:
-                await self._fleet.kill(self._fleet.member(Member("trainer", cell)))
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        try:
+            await asyncio.wait({core})
+            if satellites:
+                # All have waited for each other; who has not answered soon after the core is hung.
+                _, late = await asyncio.wait(satellites, timeout=timeout_s)
+                for cell in [cell for cell, call in enumerate(calls) if call in late]:
+                    await self._fleet.kill(self._fleet.member(Member("trainer", cell)))
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            for call in calls:
+                call.cancel()
         errors = [result for result in results if result is not None]
         for error in errors:
             if not isinstance(error, PeerLost | GroupBroken):
