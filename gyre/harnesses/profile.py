@@ -69,9 +69,14 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str) -> HarnessProfile:
-    """Raises ConfigError for an unknown harness or a broken profile."""
+    """The shipped profile of that name, or the one in a file of your own: an absolute path that ends in .toml. Raises
+    ConfigError for an unknown harness or a broken profile."""
+    if name.endswith(".toml"):
+        if not Path(name).is_absolute():
+            raise ConfigError(f"harness {name!r}: give the absolute path of a profile, every process reads it.")
+        return read_profile(Path(name))
     if name not in profile_names():
-        raise ConfigError(f"harness {name!r} is unknown; there are {', '.join(profile_names())}.")
+        raise ConfigError(f"harness {name!r} is unknown; there are {', '.join(profile_names())}, or a profile's path.")
     return read_profile(PROFILES / f"{name}.toml")
 
 
@@ -89,7 +94,7 @@ def _data(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such profile; `variant_of` names one beside it.") from None
+        raise ConfigError(f"{path}: there is no such profile (`variant_of` names one beside it).") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 

@@ -117,6 +117,15 @@ def test_a_broken_profile_names_file_and_key(tmp_path: Path, change: tuple[str, 
     assert str(path) in str(raised.value)
 
 
+def test_a_profile_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
+    path = write_profile(tmp_path, MINIMAL)
+    assert load_profile(str(path)) == read_profile(path)
+    with pytest.raises(ConfigError, match="no such profile"):
+        load_profile(str(tmp_path / "nope.toml"))
+    with pytest.raises(ConfigError, match="absolute path"):
+        load_profile("mine.toml")
+
+
 def test_a_variant_changes_keys_and_shares_the_installation(tmp_path: Path) -> None:
     write_profile(tmp_path, MINIMAL + '[env]\nKEEP = "1"\nCHANGE = "1"\n')
     (tmp_path / "other.toml").write_text('variant_of = "mine"\ndialect = "responses"\n[env]\nCHANGE = "2"\n')
