@@ -136,6 +136,14 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence: what was seen."""
 
 
+class MemberLost(GyreError):
+    """A member is gone, with its memory."""
+
+    def __init__(self, member: Member, detail: str) -> None:
+        super().__init__(f"{member}: {detail}")
+        self.member = member
+
+
 class EssentialLost(GyreError):
     """A process without which the run cannot go on is gone: the core's trainer, the proxy or the runner."""
 
@@ -144,9 +152,8 @@ class Cells(Protocol[W_contra]):
     """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different members may run
     concurrently. Calls of one engine never do, and of one trainer only `train`.
 
-    Every method but `publish` and `update` works on one member and raises PeerLost when that member died or missed its
-    deadline: it is gone then, with its memory, and `replace` brings a new one. `publish` and `update` raise PeerLost
-    when the core's trainer is gone.
+    Every method raises MemberLost when a member that it needs died or missed its deadline: its own, or the core's
+    trainer. It is gone then, and `replace` brings a new one.
     """
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
@@ -191,7 +198,7 @@ class Cells(Protocol[W_contra]):
 
     async def replace(self, member: Member) -> None:
         """Ends what is left of the member and starts it anew: an engine as after `leave_rollout`, a trainer as after
-        `leave_training`. Raises PeerLost when the new one does not start."""
+        `leave_training`. Raises MemberLost when the new one does not start."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Who is alive, and the one way in which Gyre deals with a member that is gone, whatever it was and whoever noticed.
 
-A loss is noticed by a call that raises PeerLost (`attempt`) or by whoever watches processes and progress (`watch`).
+A loss is noticed by a call that raises MemberLost (`attempt`) or by whoever watches processes and progress (`watch`).
 Then: journal it → its owner does without it (`gone`) → a new process is started → its owner takes it back (`back`). A
 member that is lost again and again at one policy version ends the run, as the loss of the core's trainer does.
 """
@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gyre.control.base import Cells, EssentialLost, Member, Part, W
+from gyre.control.base import Cells, EssentialLost, Member, MemberLost, Part, W
 from gyre.control.board import Board
 from gyre.control.crew import Crew
-from gyre.core.errors import GyreError, PeerLost
+from gyre.core.errors import GyreError
 from gyre.core.events import ProcessLost, ProcessRestarted
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Owner(Protocol):
         ...
 
     async def back(self, cell: int, alive: Callable[[], None]) -> None:
-        """A new process is there; calls `alive` when the member counts again. Raises PeerLost when it is lost again."""
+        """A new process is there; calls `alive` when the member counts again. Raises MemberLost."""
         ...
 
 
@@ -56,15 +56,15 @@ class Members:
     def alive(self, part: Part, cell: int) -> bool:
         return Member(part, cell) not in self._down
 
-    async def attempt(self, member: Member, call: Coroutine[Any, Any, T]) -> T:
-        """The result of a call on a member. Raises PeerLost when it is gone; its replacement is under way then, or
-        there already."""
-        incarnation = self._incarnations[member]
+    async def attempt(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call of `Cells`. Raises MemberLost when a member is gone; its replacement is under way then,
+        or there already."""
+        before = self._incarnations.copy()
         try:
             return await call
-        except PeerLost as error:
-            if self._incarnations[member] == incarnation:
-                self.lost(member, str(error))
+        except MemberLost as error:
+            if self._incarnations[error.member] == before[error.member]:
+                self.lost(error.member, str(error))
             raise
 
     def lost(self, member: Member, detail: str) -> None:
@@ -101,7 +101,7 @@ class Members:
                 await self._cells.replace(member)
                 await owner.back(member.cell, alive)
                 return
-            except PeerLost as error:
+            except MemberLost as error:
                 self._record(member, str(error))
 
     def _record(self, member: Member, detail: str) -> None:

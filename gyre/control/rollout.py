@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from gyre.control.base import Cells, Handoff, Member, Probe, W
+from gyre.control.base import Cells, Handoff, Member, MemberLost, Probe, W
 from gyre.control.board import Board
-from gyre.control.members import CORE, Members
-from gyre.core.errors import GyreError, PeerLost
+from gyre.control.members import Members
+from gyre.core.errors import GyreError
 
 
 class Rollout(Generic[W]):
@@ -46,12 +46,11 @@ class Rollout(Generic[W]):
 
     async def enter(self, engine: int) -> None:
         """The engine serves with the published weights, through as many processes as that takes."""
-        member = Member("engine", engine)
         while engine not in self._serving:
             await self._board.signal.until(lambda: self._members.alive("engine", engine))
             try:
-                await self._members.attempt(member, self._cells.enter_rollout(engine, self._board.published))
-            except PeerLost:
+                await self._members.attempt(self._cells.enter_rollout(engine, self._board.published))
+            except MemberLost:
                 continue
             self._serving.add(engine)
 
@@ -59,8 +58,8 @@ class Rollout(Generic[W]):
         """Returns when the engine holds no memory and its calls have gone elsewhere. It no longer admits."""
         self._serving.discard(engine)
         try:
-            return await self._members.attempt(Member("engine", engine), self._cells.leave_rollout(engine))
-        except PeerLost:
+            return await self._members.attempt(self._cells.leave_rollout(engine))
+        except MemberLost:
             # Its calls were rerouted because it died; its replacement starts without memory.
             await self._board.signal.until(lambda: self._members.alive("engine", engine))
             return Handoff(calls_in_flight=0, rerouted=0)
@@ -68,7 +67,7 @@ class Rollout(Generic[W]):
     async def publish(self, version: int) -> list[Probe]:
         async with self._publishing:
             engines = [e for e in self.order(0) if e in self._serving and self._members.alive("engine", e)]
-            publication = await self._members.attempt(CORE, self._cells.publish(version, engines))
+            publication = await self._members.attempt(self._cells.publish(version, engines))
             self._board.published = version
             for engine, why in publication.failed.items():
                 self._members.lost(Member("engine", engine), why)

@@ -10,7 +10,7 @@ from gyre.control.base import Cells, Probe, UpdateStats, W
 from gyre.control.batches import Batch, Packer
 from gyre.control.board import Board
 from gyre.control.dispatch import Dispatcher
-from gyre.control.members import CORE, Members
+from gyre.control.members import Members
 from gyre.control.rollout import Rollout
 from gyre.control.transitions import Transitions
 from gyre.core.drift import gap_rise, merged
@@ -72,7 +72,7 @@ class TrainingLoop(Generic[W]):
                 board.phase = f"updating to version {batch.step}"
                 members = self._transitions.members
                 try:
-                    stats = await self._members.attempt(CORE, self._cells.update(members))
+                    stats = await self._members.attempt(self._cells.update(members))
                 except GroupBroken:
                     # Which satellites' gradients arrived is unknown; the core's own is intact.
                     broken += 1
@@ -98,7 +98,7 @@ class TrainingLoop(Generic[W]):
             await self._transitions.end_burst()
         if last or self._bursts % config.checkpoint_every == 0:
             board.phase = f"saving version {board.version}"
-            path = await self._members.attempt(CORE, self._cells.checkpoint(board.version))
+            path = await self._members.attempt(self._cells.checkpoint(board.version))
             board.record(CheckpointSaved(t=board.clock.now(), version=board.version, path=path))
         board.phase = f"publishing version {board.version}"
         started = board.clock.now()

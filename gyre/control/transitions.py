@@ -14,14 +14,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Generic
 
-from gyre.control.base import Cells, Member, W
+from gyre.control.base import Cells, MemberLost, W
 from gyre.control.batches import Packer
 from gyre.control.board import Board
 from gyre.control.crew import Crew, together
 from gyre.control.members import Members
 from gyre.control.rollout import Rollout
 from gyre.control.workers import Worker
-from gyre.core.errors import PeerLost
 from gyre.core.events import (
     CellJoined,
     CellLeft,
@@ -222,8 +221,8 @@ class Transitions(Generic[W]):
         """False when the cell's trainer is lost."""
         call = self._cells.enter_training(cell, self._board.version)
         try:
-            await self._alive.attempt(Member("trainer", cell), call)
-        except PeerLost:
+            await self._alive.attempt(call)
+        except MemberLost:
             return False
         return True
 
@@ -233,8 +232,8 @@ class Transitions(Generic[W]):
         board.record(CellLeft(t=started, cell=cell, step=board.version, micro_steps=micro_steps))
         if self._alive.alive("trainer", cell):
             # A trainer that is lost here takes its memory with it, and its replacement starts asleep.
-            with contextlib.suppress(PeerLost):
-                await self._alive.attempt(Member("trainer", cell), self._cells.leave_training(cell))
+            with contextlib.suppress(MemberLost):
+                await self._alive.attempt(self._cells.leave_training(cell))
         await self._rollout.enter(cell)
         self._finished(cell, "training", "rollout", started, 0, 0)
 

@@ -6,12 +6,12 @@ A cell that is lost loses its unreduced gradient: the worker stops, and `Transit
 import asyncio
 from typing import Generic
 
-from gyre.control.base import Cells, Member, W
+from gyre.control.base import Cells, MemberLost, W
 from gyre.control.batches import Packer
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.members import Members
-from gyre.core.errors import InvariantViolation, PeerLost
+from gyre.core.errors import InvariantViolation
 from gyre.core.events import MicroStepDone
 
 
@@ -44,7 +44,6 @@ class Worker(Generic[W]):
         return claim
 
     async def _run(self, claim: asyncio.Future[W]) -> None:
-        member = Member("trainer", self.cell)
         while True:
             work = await claim
             self._claims.discard(claim)
@@ -53,8 +52,8 @@ class Worker(Generic[W]):
                 raise InvariantViolation(f"Cell {self.cell} got a micro-step of no batch.")
             started = self._board.clock.now()
             try:
-                result = await self._members.attempt(member, self._cells.train(self.cell, work))
-            except PeerLost:
+                result = await self._members.attempt(self._cells.train(self.cell, work))
+            except MemberLost:
                 return
             now = self._board.clock.now()
             self.micro_steps += 1

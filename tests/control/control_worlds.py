@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gyre.control.base import EssentialLost, Loss, Member, Publication, Ticket
+from gyre.control.base import EssentialLost, Loss, Member, MemberLost, Publication, Ticket
 from gyre.control.controller import Controller
 from gyre.control.members import CORE, Limits
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.core import events as ev
-from gyre.core.errors import GroupBroken, PeerLost
+from gyre.core.errors import GroupBroken
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.config import SchedulerConfig, capacity
 from gyre.simulation.clock import VirtualClock, run_virtual
@@ -95,7 +95,7 @@ class RandomCells(SimCells):
 
         if self._dies(member):
             await asyncio.sleep(self._random.choice([0, 1]))
-            raise PeerLost(f"{member} died")
+            raise MemberLost(member, "died")
         task = asyncio.ensure_future(work())
         self._under_way[member].add(task)
         # It may also die during the call, or later, when nobody calls.
@@ -103,7 +103,7 @@ class RandomCells(SimCells):
         try:
             await asyncio.wait({task})
             if task.cancelled():
-                raise PeerLost(f"{member} died in the call")
+                raise MemberLost(member, "died in the call")
             return task.result()
         finally:
             task.cancel()
@@ -122,7 +122,7 @@ class RandomCells(SimCells):
         at = (member, self._version)
         if self._random.random() < self._failure and self._failures[at] < LOSSES:
             self._failures[at] += 1
-            raise PeerLost(f"{member} did not start")
+            raise MemberLost(member, "did not start")
         self._dead.discard(member)
 
     async def set_admitting(self, cells):
@@ -133,7 +133,12 @@ class RandomCells(SimCells):
         return await self._on(Member("engine", cell), "leave_rollout", super().leave_rollout, cell)
 
     async def enter_training(self, cell, version):
-        await self._on(Member("trainer", cell), "enter_training", super().enter_training, cell, version)
+        await self._on(Member("trainer", cell), "enter_training", self._pull, cell, version)
+
+    async def _pull(self, cell, version):
+        if cell and CORE in self._dead:
+            raise MemberLost(CORE, "died")
+        await super().enter_training(cell, version)
 
     async def train(self, cell, work):
         return await self._on(Member("trainer", cell), "train", super().train, cell, work)
@@ -148,7 +153,7 @@ class RandomCells(SimCells):
         await self._wait("update", members)
         dead = [cell for cell in range(members) if self._dies(Member("trainer", cell))]
         if 0 in dead:
-            raise PeerLost(f"{CORE} died")
+            raise MemberLost(CORE, "died")
         if dead:
             raise GroupBroken(f"cells {dead} did not take part")
         return await super().update(members)

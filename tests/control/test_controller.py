@@ -7,11 +7,12 @@ from control_worlds import ListJournal, RandomCells, RandomExecutions, RandomQue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.control.base import EssentialLost, Publication
+from gyre.control.base import EssentialLost, MemberLost, Publication
 from gyre.control.controller import Controller
+from gyre.control.members import CORE
 from gyre.control.state import resume_state
 from gyre.core import events as ev
-from gyre.core.errors import ConfigError, GyreError, InvariantViolation, PeerLost
+from gyre.core.errors import ConfigError, GyreError, InvariantViolation
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.config import SchedulerConfig, problems
 from gyre.simulation.clock import VirtualClock, run_virtual
@@ -163,7 +164,7 @@ def test_a_lost_satellite_returns_its_claims_and_enters_again_with_zero_gradient
 
 class _DyingCore(RandomCells):
     async def train(self, cell, work):
-        raise PeerLost("the core's trainer died")
+        raise MemberLost(CORE, "died")
 
 
 class _SkippingCore(RandomCells):
@@ -219,7 +220,7 @@ class _MissedPublication(RandomCells):
 
 class _NeverBack(_MissedPublication):
     async def replace(self, member):
-        raise PeerLost("the new process did not start")
+        raise MemberLost(member, "did not start")
 
 
 def run_small(cells: RandomCells) -> list[ev.Event]:
@@ -255,7 +256,7 @@ def test_the_run_ends_when_no_engine_is_alive_for_too_long():
 
 def test_the_run_ends_when_a_member_is_lost_again_and_again():
     cells = _NeverBack(start_s=0)
-    with pytest.raises(GyreError, match="was lost 4 times at policy version 2, last: the new process did not start"):
+    with pytest.raises(GyreError, match=r"was lost 4 times at policy version 2, last: engine-.*: did not start"):
         run_small(cells)
     assert len(of(cells.events, ev.ProcessLost)) >= 4
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from live_fleet import make_policy, micro_step, run_config, running
 
-from gyre.control.base import Member
+from gyre.control.base import Member, MemberLost
 from gyre.control.live.config import RecoverySection
-from gyre.core.errors import PeerLost
 from gyre.scheduling.config import SchedulerConfig
 from gyre.training.config import ParallelConfig
 
@@ -61,5 +60,5 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         await cells.enter_training(1, 2)
         await cells.train(1, micro_step("f", 4))
         assert (await cells.update(2)).version == 3
-        with pytest.raises(PeerLost, match="engine-7 is not running"):
+        with pytest.raises(MemberLost, match="engine-7: not running"):
             await cells.enter_rollout(7, 2)

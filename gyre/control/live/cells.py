@@ -3,8 +3,8 @@
 Every cell owns an engine process and a trainer process that share its devices; at any time at most one of the two holds
 memory. The core's trainer is the only one with optimizer state.
 
-Every call on a member has a deadline. A member that dies, errs or misses it is killed on the spot and PeerLost is
-raised: so a hung process is the same as a dead one, and its memory is free for the other process of the cell.
+Every call on a member has a deadline. A member that dies, errs or misses it is killed on the spot and MemberLost
+is raised: so a hung process is the same as a dead one, and its memory is free for the other process of the cell.
 """
 
 import asyncio
@@ -13,7 +13,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gyre.control.base import EssentialLost, Handoff, Loss, Member, Probe, Publication, UpdateStats, WorkResult
+from gyre.control.base import (
+    EssentialLost,
+    Handoff,
+    Loss,
+    Member,
+    MemberLost,
+    Probe,
+    Publication,
+    UpdateStats,
+    WorkResult,
+)
 from gyre.control.live.config import RunConfig
 from gyre.control.live.processes import Fleet
 from gyre.core.errors import GroupBroken, GyreError, InvariantViolation, PeerLost
@@ -76,9 +86,11 @@ class LiveCells:
         return Handoff(calls_in_flight=report.calls_in_flight, rerouted=report.rerouted)
 
     async def enter_training(self, cell: int, version: int) -> None:
+        weights = None if cell == CORE else await self._core_snapshot(version)
+
         async def join(trainer: Trainer) -> None:
             await trainer.wake()
-            await trainer.join(version, None if cell == CORE else await self._core_snapshot(version))
+            await trainer.join(version, weights)
 
         await self._trainer(cell, join)
 
@@ -135,7 +147,7 @@ class LiveCells:
                 call.cancel()
         errors = [result for result in results if result is not None]
         for error in errors:
-            if not isinstance(error, PeerLost | GroupBroken):
+            if not isinstance(error, MemberLost | GroupBroken):
                 raise error
         if errors:
             self._generation += 1
@@ -150,7 +162,7 @@ class LiveCells:
         async def unless_lost(engine: int, call: Awaitable[T]) -> T | None:
             try:
                 return await call
-            except PeerLost as error:
+            except MemberLost as error:
                 failed[engine] = str(error)
                 return None
 
@@ -174,14 +186,14 @@ class LiveCells:
 
     async def replace(self, member: Member) -> None:
         # It may have been killed when it missed its deadline.
-        with contextlib.suppress(PeerLost):
+        with contextlib.suppress(MemberLost):
             await self._fleet.kill(self._fleet.member(member))
         if member.part == "trainer":
             self._generation += 1
         try:
             await self._fleet.start_member(member)
         except GyreError as error:
-            raise PeerLost(str(error)) from error
+            raise MemberLost(member, str(error)) from error
         if member.part == "engine":
             await self._engine(member.cell, lambda engine: engine.release())
 
@@ -240,7 +252,7 @@ class LiveCells:
         return await self._call(Member("trainer", cell), call, seconds or self._deadlines.call_s)
 
     async def _call(self, member: Member, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
-        """Raises PeerLost for whatever goes wrong on the member but a broken guarantee or a broken reduction."""
+        """Raises MemberLost for whatever goes wrong on the member but a broken guarantee or a broken reduction."""
         started = self._fleet.member(member)
         try:
             async with asyncio.timeout(seconds):
@@ -249,10 +261,10 @@ class LiveCells:
             raise
         except TimeoutError as error:
             await self._fleet.kill(started)
-            raise PeerLost(f"{member} did not answer within {seconds:g} s") from error
+            raise MemberLost(member, f"no answer within {seconds:g} s") from error
         except GyreError as error:
             await self._fleet.kill(started)
-            raise PeerLost(f"{member}: {error}") from error
+            raise MemberLost(member, str(error)) from error
 
     async def _proxy(self, call: Awaitable[T]) -> T:
         try:

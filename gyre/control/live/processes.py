@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gyre.control.base import Loss, Member
+from gyre.control.base import Loss, Member, MemberLost
 from gyre.control.crew import together
 from gyre.control.live.config import RunConfig
-from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
@@ -87,9 +86,9 @@ class Fleet:
         await together(*(self.start_member(member) for member in engines + trainers))
 
     def member(self, member: Member) -> Started:
-        """Raises PeerLost when it has no processes now."""
+        """Raises MemberLost when it has no processes now."""
         if member not in self._members:
-            raise PeerLost(f"{member} is not running")
+            raise MemberLost(member, "not running")
         return self._members[member]
 
     def engines(self) -> list[Started]:
@@ -132,7 +131,7 @@ class Fleet:
         self._members[member] = Started(member, processes, connection, watch)
 
     async def kill(self, started: Started) -> None:
-        """Ends the processes of a member, at once; calls on them raise PeerLost."""
+        """Ends the processes of a member, at once; calls on them fail."""
         started.watch.cancel()
         if self._members.get(started.member) is started:
             del self._members[started.member]

@@ -116,10 +116,12 @@ async def _run(
             try:
                 await fleet.start()
                 await _train(config, run_dir, resume_from, state, fleet, store, clock, journal, on_view)
-            except (PeerLost, EssentialLost):
-                # When a call on the proxy or the runner failed, the end of the process is still to be told.
+            except (PeerLost, EssentialLost) as error:
+                # Whoever noticed it: the end of the proxy or the runner is told once, here.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(_watch(fleet, journal, clock), END_SEEN_S)
+                    name, detail = await asyncio.wait_for(fleet.essential_end(), END_SEEN_S)
+                    journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
+                    raise EssentialLost(detail) from error
                 raise
             finally:
                 await fleet.close()
@@ -156,7 +158,7 @@ async def _train(
     )
     await _first_of(
         controller.run(),
-        _watch(fleet, journal, clock),
+        _watch(fleet),
         EngineWatch(fleet, clock, config.recovery.stall_s).run(),
         _show(controller, on_view),
         _sample_proxy(fleet.proxy, journal, clock),
@@ -177,10 +179,9 @@ async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(fleet: Fleet, journal: StoreJournal, clock: SystemClock) -> None:
-    """Never returns; journals and raises the end of a process that the run cannot do without."""
-    name, detail = await fleet.essential_end()
-    journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
+async def _watch(fleet: Fleet) -> None:
+    """Never returns; raises when a process has ended that the run cannot do without."""
+    _, detail = await fleet.essential_end()
     raise EssentialLost(detail)
 
 
