@@ -19,6 +19,11 @@ peer() {
     echo "$*" >"$home/requirements"
 }
 
+# Proxies (proxy.py)
+peer rllm-model-gateway 'rllm-model-gateway==0.1.0'
+peer agentcore-rl-toolkit 'agentcore-rl-toolkit[gateway]==0.2.0'
+PYTHON=${PYTHON312:-python3.12} peer agentlightning 'agentlightning==1.0.2' # it needs Python 3.12
+
 # Trajectory builders (tree_build.py)
 peer trl --no-deps 'trl==1.16.0' # its own file needs nothing but Python
 peer agentcore-rl-toolkit 'agentcore-rl-toolkit==0.2.0'

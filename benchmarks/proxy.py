@@ -106,20 +106,20 @@ def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
 class Agent:
     """One harness: its history, and how its next request looks on the wire."""
 
-    def __init__(self, index: int, history: int) -> None:
+    def __init__(self, index: int, history: int, most_turns: int) -> None:
         self._rng = random.Random(index)
-        self.turns = max(6, min(150, history // 600))
+        self.turns = max(6, min(most_turns, history // 600))
         self.calls = max(2, self.turns // 10)
         """Calls that leave its history about as long as it was."""
         self._result = max((history - history // 10 - 900) // self.turns - 80, 10)
         """Words of a tool result."""
         self._tools = json.dumps(TOOLS)
-        self._messages: list[str] = []
+        self.messages: list[str] = []
         self._add({"role": "system", "content": f"Agent {index}." + words(self._rng, history // 10)})
         self._add({"role": "user", "content": "Fix the failing test." + words(self._rng, 40)})
 
     def body(self) -> bytes:
-        messages = ",".join(self._messages)
+        messages = ",".join(self.messages)
         return f'{{"model":"policy","max_tokens":512,"tools":{self._tools},"messages":[{messages}]}}'.encode()
 
     def answered(self, message: dict[str, Any]) -> None:
@@ -134,14 +134,15 @@ class Agent:
             self.answered({"content": text, "tool_calls": [{**call, "id": f"call_{turn}"}]})
 
     def _add(self, message: dict[str, Any]) -> None:
-        self._messages.append(json.dumps(message))
+        self.messages.append(json.dumps(message))
 
 
 class Server:
     """A running proxy: where to send the calls of agent i, and which process to watch."""
 
-    def __init__(self, name: str, port: int, pid: int, route: Callable[[int], tuple[str, str]]) -> None:
-        self.name, self.port, self.route = name, port, route
+    def __init__(self, name: str, port: int, pid: int, route: Callable[[int], tuple[str, str]], light: str) -> None:
+        """`light`: path of a GET that costs nothing."""
+        self.name, self.port, self.route, self.light = name, port, route, light
         self.process = psutil.Process(pid)
         self.agents: list[Agent] = []
 
@@ -183,12 +184,20 @@ class Client:
         return seconds
 
 
-async def drive(server: Server, indices: list[list[int]], limit_s: float) -> tuple[list[float], float]:
-    """One connection for each list of agents, whose calls it makes in that order. Returns the latencies and how long
-    all took; stops early at the limit, once every connection had one answer."""
+class Driven(msgspec.Struct):
+    latencies: list[float]
+    seconds: float
+    waits: list[float]
+    """Seconds that another client waited for a light answer, every 50 ms meanwhile."""
+
+
+async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Driven:
+    """One connection for each list of agents, whose calls it makes in that order. Stops early at the limit, once every
+    connection had one answer."""
     clients = [Client(server) for _ in indices]
     for client in clients:
         await client.connect()
+    probe = asyncio.create_task(_probe(server, waits := []))
     started = time.perf_counter()
 
     async def one(client: Client, agents: list[int]) -> list[float]:
@@ -201,10 +210,28 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> tup
 
     try:
         latencies = await asyncio.gather(*map(one, clients, indices))
-        return [latency for each in latencies for latency in each], time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        return Driven([latency for each in latencies for latency in each], seconds, waits)
     finally:
+        probe.cancel()
         for client in clients:
             client.close()
+
+
+async def _probe(server: Server, waits: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    key = server.route(0)[1]
+    request = f"GET {server.light} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n\r\n".encode()
+    try:
+        while True:
+            started = time.perf_counter()
+            writer.write(request)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
+            waits.append(time.perf_counter() - started)
+            await asyncio.sleep(0.05)
+    finally:
+        writer.close()
 
 
 class Bench:
@@ -223,9 +250,13 @@ class Bench:
         self.output_ids = self.tokenizer.encode(spoken, add_special_tokens=False)
         self._children: list[subprocess.Popen[str]] = []
         self.calls_each = max(arguments.calls // concurrency, 1)
-        agents_each = -(-arguments.rounds * self.calls_each // Agent(0, history).calls)
+        agents_each = -(-arguments.rounds * self.calls_each // self._agent(0).calls)
         self.agents = concurrency * agents_each
         """Connection c makes the calls of agents c, c + concurrency, …"""
+
+    def _agent(self, index: int) -> Agent:
+        # Playing a conversation through costs every turn: with many agents, fewer and longer ones.
+        return Agent(index, self.history, 150 if self.concurrency <= 64 else 40)
 
     async def run(self) -> list[dict[str, Any]]:
         async with LocalLauncher(self.scratch) as launcher:
@@ -291,7 +322,8 @@ class Bench:
             for i in range(self.agents)
         ]
         await connection.close()
-        return Server("gyre", port, process.pid, lambda i: (f"{opened[i].path}/v1/chat/completions", opened[i].api_key))
+        routes = [(f"{access.path}/v1/chat/completions", access.api_key) for access in opened]
+        return Server("gyre", port, process.pid, lambda i: routes[i], f"{opened[0].path}/v1/models")
 
     async def _peer(self, name: str, python: Path, upstream: str) -> Server:
         port = _free_port()
@@ -313,11 +345,11 @@ class Bench:
             "rllm": lambda i: (f"/sessions/s{i}/v1/chat/completions", "bench"),
             "agentcore": lambda i: ("/v1/chat/completions", f"s{i}"),
         }  # fmt: skip
-        return Server(name, port, child.pid, routes[name])
+        return Server(name, port, child.pid, routes[name], "/health" if name == "rllm" else "/healthz")
 
     async def _warm(self, server: Server) -> None:
         started = time.perf_counter()
-        server.agents = [Agent(i, self.history) for i in range(self.agents)]
+        server.agents = [self._agent(i) for i in range(self.agents)]
         turns = 1
         if server.name == "gyre":
             turns = server.agents[0].turns
@@ -336,13 +368,15 @@ class Bench:
             [c + self.concurrency * (call // per_agent) for call in range(first, first + self.calls_each)]
             for c in range(self.concurrency)
         ]
-        latencies, wall = await drive(server, plan, self.arguments.limit)
-        latencies.sort()
+        driven = await drive(server, plan, self.arguments.limit)
+        latencies, waits = sorted(driven.latencies), sorted(driven.waits)
         return {
             "calls": len(latencies),
-            "calls_per_s": len(latencies) / wall,
+            "calls_per_s": len(latencies) / driven.seconds,
             "p50_ms": statistics.median(latencies) * 1e3,
             "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
+            "others_wait_p50_ms": statistics.median(waits) * 1e3,
+            "others_wait_max_ms": waits[-1] * 1e3,
             "cpu_ms_per_call": (server.cpu_s() - cpu) / len(latencies) * 1e3,
             "rss_mib": server.process.memory_info().rss / 2**20,
         }
@@ -353,6 +387,7 @@ class Bench:
             mine = [measured[index] for measured in rounds]
             row: dict[str, Any] = {"server": server.name, "history": self.history, "concurrency": self.concurrency}
             row.update({key: statistics.median(one[key] for one in mine) for key in mine[0]})
+            row["messages"] = len(server.agents[0].messages)
             row["body_kb"] = len(server.agents[0].body()) // 1000
             if len(servers) > 1:
                 best = [max(one["calls_per_s"] for one in measured[1:]) for measured in rounds]
