@@ -41,6 +41,7 @@ def run(builder: str, mode: str, paths: list[Path]) -> list[dict[str, Any]]:
 def compare(builders: list[str], paths: list[Path], rounds: int) -> list[dict[str, Any]]:
     """One result per scenario and builder."""
     timed = [{builder: run(builder, "time", paths) for builder in builders} for _ in range(rounds)]
+    print("timed; measuring memory", file=sys.stderr)
     memory = {builder: run(builder, "memory", paths) for builder in builders}
     results = []
     for index, name in enumerate(COMPARED):

@@ -32,22 +32,26 @@ class Rows:
 
 
 class Call:
-    """One call, decoded anew: it shares no message, id or log-prob with an earlier call, as in a server."""
+    """One call as a server sees it: it shares no id or log-prob with an earlier call, and no message when timed."""
 
-    def __init__(self, scenario: dict[str, Any], call: dict[str, Any]) -> None:
-        plain = [{k: v for k, v in scenario["messages"][i].items() if k != "ids"} for i in call["messages"]]
-        self.body = json.dumps(plain).encode()
-        self.ids = [list(array("i", scenario["messages"][i]["ids"])) for i in call["messages"]]
+    def __init__(self, scenario: dict[str, Any], call: dict[str, Any], *, anew: bool) -> None:
+        self._rendered = [scenario["messages"][i] for i in call["messages"]]
+        plain = [{key: value for key, value in message.items() if key != "ids"} for message in self._rendered]
+        self.messages: list[dict[str, Any]] = json.loads(json.dumps(plain)) if anew else plain
         self.output = list(array("i", call["output"]))
         self.logprobs = [-1.0 / (2 + i) for i in range(len(self.output))]
-        self.emitted: dict[str, Any] = call["emitted"]
+        self.emitted: dict[str, Any] = json.loads(json.dumps(call["emitted"]))
         self.agent: str = call["agent"]
         self.role: str = call["role"]
         self.orphan: bool = call["orphan"]
 
+    def ids(self) -> list[list[int]]:
+        """Per message."""
+        return [list(array("i", message["ids"])) for message in self._rendered]
+
     def prompt(self) -> list[int]:
         """As a re-rendering of the whole history makes it."""
-        return [token for ids in self.ids for token in ids] + HEADER
+        return [token for ids in self.ids() for token in ids] + HEADER
 
 
 class Gyre:
@@ -65,12 +69,11 @@ class Gyre:
         self.engine_ms: list[float] = []
 
     def parse(self, call: Call) -> Any:
-        messages = json.loads(call.body)
         emitted = self._message({"role": "assistant", **call.emitted})
         sample = self.sample(
             output_ids=call.output, logprobs=call.logprobs, versions=[0] * len(call.output), finish="stop"
         )
-        return self.conversation(tuple(map(self._message, messages))), emitted, sample
+        return self.conversation(tuple(map(self._message, call.messages))), emitted, sample
 
     def _message(self, fields: dict[str, Any]) -> Any:
         calls = tuple(self.tool_call(**call) for call in fields.pop("tool_calls", ()))
@@ -124,8 +127,7 @@ class Agentcore:
 
     def parse(self, call: Call) -> Any:
         turn = self.turn(call.prompt(), call.output, "stop", call.logprobs)
-        reply = json.loads(json.dumps({"role": "assistant", **call.emitted}))
-        return json.loads(call.body), reply, turn
+        return call.messages, {"role": "assistant", **call.emitted}, turn
 
     def record(self, _call: Call, parsed: Any) -> float:
         messages, reply, turn = parsed
@@ -182,9 +184,9 @@ class Verifiers:
         self.messages = TypeAdapter(types.Messages)
 
     def parse(self, call: Call) -> Any:
-        prompt = self.messages.validate_python([self._wire(m) for m in json.loads(call.body)])
+        prompt = self.messages.validate_python([self._wire(message) for message in call.messages])
         reply = self.types.AssistantMessage(**self._wire({"role": "assistant", **call.emitted}))
-        return prompt, reply, call.prompt()
+        return prompt, reply, call.prompt(), call.ids()
 
     def _wire(self, fields: dict[str, Any]) -> dict[str, Any]:
         wire = {key: value for key, value in fields.items() if key not in ("text", "tool_calls")}
@@ -198,10 +200,10 @@ class Verifiers:
         return wire
 
     def record(self, call: Call, parsed: Any) -> float:
-        messages, reply, whole = parsed
+        messages, reply, whole, ids = parsed
         started = time.process_time()
         turn = self.graph.prepare_turn(self.trace, messages)
-        ids, tail = call.ids, call.ids[turn.tail_start :]
+        tail = ids[turn.tail_start :]
         foreign = any(message.role == "assistant" for message in turn.tail)
         previous = None if foreign else turn.previous_renderer_token_ids()
         if previous is not None:
@@ -262,20 +264,20 @@ def load_definitions(path: Path, names: set[str]) -> dict[str, Any]:
     return scope
 
 
-def record(name: str, scenario: dict[str, Any]) -> tuple[Any, list[float]]:
+def record(name: str, scenario: dict[str, Any], *, anew: bool) -> tuple[Any, list[float]]:
     """The builder after the last call, and the seconds of each call."""
     builder = BUILDERS[name](scenario)
     seconds = []
     for each in scenario["calls"]:
         if each["orphan"] and name != "gyre":
             continue  # a peer's adapter records no answer that was not delivered
-        call = Call(scenario, each)
+        call = Call(scenario, each, anew=anew)
         seconds.append(builder.record(call, builder.parse(call)))
     return builder, seconds
 
 
 def timed(name: str, scenario: dict[str, Any]) -> dict[str, Any]:
-    builder, seconds = record(name, scenario)
+    builder, seconds = record(name, scenario, anew=True)
     started = time.process_time()
     rows = builder.build()
     build = time.process_time() - started
@@ -293,9 +295,12 @@ def timed(name: str, scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(name: str, scenario: dict[str, Any]) -> dict[str, Any]:
-    """MiB of Python allocations: what the recorded execution holds, and the peak while its rows are built."""
+    """MiB of Python allocations: what the recorded execution holds, and the peak while its rows are built.
+
+    Without the texts of messages, which every builder that keeps them keeps once."""
+    record(name, {**scenario, "calls": scenario["calls"][:1]}, anew=False)[0].build()  # imports what it needs
     tracemalloc.start()
-    builder, _ = record(name, scenario)
+    builder, _ = record(name, scenario, anew=False)
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
