@@ -256,7 +256,7 @@ class Bench:
 
     def _agent(self, index: int) -> Agent:
         # Playing a conversation through costs every turn: with many agents, fewer and longer ones.
-        return Agent(index, self.history, 150 if self.concurrency <= 64 else 40)
+        return Agent(index, self.history, 150 if self.concurrency == 1 else 40)
 
     async def run(self) -> list[dict[str, Any]]:
         async with LocalLauncher(self.scratch) as launcher:

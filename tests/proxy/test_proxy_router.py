@@ -154,7 +154,7 @@ async def test_T39_a_failing_engine_is_replaced(
     world.check(await running)
 
 
-async def test_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) -> None:
+async def test_T44_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) -> None:
     limits = RouterLimits(hold_s=5.0, stall_s=0.05, drain_s=1.0, retry_s=0.02)
     world = make_world([0, -1], limits)
 
@@ -179,12 +179,37 @@ async def test_a_call_is_held_until_an_engine_admits(make_world: Callable[..., W
     assert world.router.held == 0
 
 
-async def test_holding_has_a_deadline(make_world: Callable[..., World]) -> None:
+async def test_T39_holding_has_a_deadline(make_world: Callable[..., World]) -> None:
     world = make_world([0], RouterLimits(hold_s=0.02, stall_s=5.0, drain_s=1.0))
     with pytest.raises(CallError, match="No engine admitted") as caught:
         await world.call()
     assert caught.value.retry_after_s
     assert (world.router.transition_errors, world.router.held) == (1, 0)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_T44_no_engine_alive_is_an_error_and_no_hang(make_world: Callable[..., World], silent: bool) -> None:
+    """Processes that answer to nothing are as good as dead ones: the call waits visibly, then fails for a reason."""
+    world = make_world([0, 1], RouterLimits(hold_s=0.3, stall_s=0.02, drain_s=1.0, retry_s=0.02))
+
+    async def never(done: int) -> None:
+        await asyncio.Event().wait()
+
+    for engine in world.engines.values():
+        if silent:
+            engine.step = never
+        else:
+            engine.fail = PeerLost("gone")
+    world.router.set_routes([route(0), route(1)])
+    running = asyncio.create_task(world.call())
+    await until(lambda: world.router.held)
+    for engine in world.engines.values():
+        engine.step, engine.fail = None, NotReady("still dead")
+    with pytest.raises(CallError, match="No engine admitted") as caught:
+        await running
+    assert caught.value.retry_after_s
+    assert world.router.transition_errors == 0, "it was no change of roles"
+    assert all(engine.requests for engine in world.engines.values()), "both were asked"
 
 
 async def test_T14_an_answer_for_another_prompt_is_refused_and_counted(make_world: Callable[..., World]) -> None:

@@ -1,15 +1,20 @@
 """The official SDKs over the real HTTP server parse everything that the proxy emits (case T16)."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from proxy_app import App, running_app
 from proxy_fakes import tool_call
 
 from gyre.core.records import RoleClass
+from gyre.proxy.traces import read_trace
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
 WEATHER = {
     "name": "weather",
@@ -214,3 +219,31 @@ async def test_auxiliary_model_gets_its_canned_answer(proxy_tokenizer: Any) -> N
         assert reply.choices[0].message.content == "A title"
         assert [model.id async for model in client.models.list()] == ["policy"]
         assert app.engines[0].requests == []
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="../shared/traces is absent")
+@pytest.mark.parametrize("trace", ["claude220_a_toolloop", "claude220_b_subagents", "claude328_a_toolloop"])
+async def test_T16_the_sdk_reads_every_answer_to_recorded_claude_code_requests(
+    proxy_tokenizer: Any, trace: str
+) -> None:
+    """System messages in the history, empty tools, billing headers, counting: as the harness sent them."""
+    sent = list(read_trace(TRACES / f"{trace}.jsonl"))
+    async with running_app(proxy_tokenizer, answer, max_context=10**6) as app, anthropic_client(app) as client:
+        for exchange in sent:
+            body = {**exchange.request, "stream": True}
+            stream: Any = await client.post(
+                "/v1/messages?beta=true",
+                body=body,
+                cast_to=Message,
+                stream=True,
+                stream_cls=anthropic.AsyncStream[RawMessageStreamEvent],
+            )
+            kinds = [event.type async for event in stream]
+            assert kinds[0] == "message_start"
+            assert kinds[-2:] == ["message_delta", "message_stop"]
+            starts, stops = kinds.count("content_block_start"), kinds.count("content_block_stop")
+            assert starts == stops > 0
+            question = {k: body[k] for k in ("model", "messages", "system", "tools") if k in body}
+            counted = await client.post("/v1/messages/count_tokens", body=question, cast_to=MessageTokensCount)
+            assert counted.input_tokens > 1000
+        assert len(sent) > 1

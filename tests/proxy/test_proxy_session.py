@@ -205,6 +205,19 @@ async def test_T11_a_client_that_leaves_cancels_its_call_and_leaves_an_orphan(pr
         assert (summary.calls, summary.orphans) == (1, 1)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_T18_a_malformed_tool_call_is_text_and_trains(proxy_tokenizer: Any, stream: bool) -> None:
+    spoken = 'Well.\n<tool_call>\n{"name": "ls", "arguments": {"path": \n</tool_call>'
+    async with running_app(proxy_tokenizer, lambda prompt: spoken) as app:
+        response = await post(app, {**BODY, "stream": stream})
+        assert response.status_code == 200
+        assert "tool_use" not in response.text
+        assert "<tool_call>" in response.text
+        (record,) = app.sink.records
+        assert (record.trainable, record.flags) == (True, ["unparsed_tool_call"])
+        assert proxy_tokenizer.decode(record.output_ids) == spoken + "<|im_end|>"
+
+
 async def test_T11_a_call_that_fails_before_a_token_changes_nothing(proxy_tokenizer: Any) -> None:
     async with running_app(proxy_tokenizer, answer) as app:
         await post(app, BODY)
