@@ -16,13 +16,21 @@ from gyre.harnesses import HarnessProfile
 pytestmark = pytest.mark.harness
 
 
+TOOLS = {
+    "codex": "spawn_agent",
+    "qwen_code": "agent",
+    **dict.fromkeys(OPENCODE, "task"),
+    **dict.fromkeys(CLAUDE, "Agent"),
+}
+"""Each harness's own tool for sub-agents."""
+
+
 def agent(name: str, task: str, kind: str = "") -> str:
-    """A call of the harness's own tool for sub-agents."""
+    """A call of that tool."""
     if name == "codex":
         return call("spawn_agent", message=f"SUBTASK-{task}: go")
-    tool = "task" if name in OPENCODE else "agent" if name == "qwen_code" else "Agent"
     kind = kind or ("general" if name in OPENCODE else "general-purpose")
-    return call(tool, description=f"do {task}", prompt=f"SUBTASK-{task}: go", subagent_type=kind)
+    return call(TOOLS[name], description=f"do {task}", prompt=f"SUBTASK-{task}: go", subagent_type=kind)
 
 
 def with_agents(name: str, **changes: dict[str, str]) -> HarnessProfile:
@@ -62,6 +70,12 @@ def by_agent(app: App) -> dict[str, list[CallRecord]]:
     return found
 
 
+def offered_to_sub_agents(app: App, name: str) -> bool:
+    """Whether sub-agents may have sub-agents."""
+    (offered,) = {f'"name": "{TOOLS[name]}"' in text for text in app.script.prompts if "Do the steps." not in text}
+    return offered
+
+
 def check_agents(app: App, main: int, agents: list[int]) -> None:
     """Calls of the main agent and of each sub-agent; each has one exact path and one leaf."""
     found = by_agent(app)
@@ -75,7 +89,9 @@ def check_agents(app: App, main: int, agents: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["claude_code", "claude_code_328", "qwen_code", *OPENCODE])
 async def test_two_blocking_sub_agents(proxy_tokenizer: Any, tmp_path: Path, name: str) -> None:
-    check_agents(await run(proxy_tokenizer, with_agents(name), tmp_path, work(name)), 2, [2, 2])
+    app = await run(proxy_tokenizer, with_agents(name), tmp_path, work(name))
+    check_agents(app, 2, [2, 2])
+    assert offered_to_sub_agents(app, name) == (name in CLAUDE)
 
 
 async def test_codex_sub_agents_run_beside_their_parent(proxy_tokenizer: Any, tmp_path: Path) -> None:
@@ -84,6 +100,7 @@ async def test_codex_sub_agents_run_beside_their_parent(proxy_tokenizer: Any, tm
     found = by_agent(app)
     check_agents(app, len(found[""]), [2, 2])
     assert len(found[""]) >= 3
+    assert not offered_to_sub_agents(app, "codex")
 
 
 async def test_codex_sub_agent_with_its_parents_context(proxy_tokenizer: Any, tmp_path: Path) -> None:
