@@ -53,6 +53,19 @@ class PauseMode(StrEnum):
     """Running requests stay and continue after `resume`, with their KV."""
 
 
+class KvRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Exported KV of a token prefix; lives at its source until `drop_kv`."""
+
+    snapshot: WeightRef
+    """Where a destination pulls the bytes; its version counts the source's exports."""
+    policy_version: int
+    """Of the weights that computed it; only an engine with the same ones may use it."""
+    layout: str
+    """Sizes and types, in the source's words; a destination of another layout refuses."""
+    input_ids: list[int]
+    """The prefix that is covered, [T]."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """-1 before the first weights."""
@@ -65,6 +78,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Total prompt tokens served from the prefix cache since start."""
     weights_checksum: str
     kv_blocks_in_use: int = 0
+    kv_tokens_received: int = 0
+    """Total tokens whose KV came from other engines since start."""
 
 
 class Engine(Protocol):
@@ -96,6 +111,21 @@ class Engine(Protocol):
 
     async def restore(self) -> None:
         """Allocates again after `release`; the engine has no weights until `update_weights`."""
+        ...
+
+    async def export_kv(self, input_ids: list[int]) -> KvRef | None:
+        """Offers the KV of the longest prefix of `input_ids` in the prefix cache; a request that was aborted a moment
+        ago has left its own there. None: there is nothing, or this engine cannot; the destination computes it anew."""
+        ...
+
+    async def import_kv(self, ref: KvRef) -> int:
+        """Takes KV of another engine into the prefix cache, as far as memory is free. Returns the tokens of the prefix
+        that are cached here now: the confirmation after which the source may drop its offer. Raises NotReady when the
+        weights are not those of `ref`, GyreError for another layout, WeightsUnavailable when the offer is gone."""
+        ...
+
+    async def drop_kv(self, ref: KvRef) -> None:
+        """The source's end of a hand-off, confirmed or not."""
         ...
 
     async def status(self) -> EngineStatus: ...

@@ -32,12 +32,16 @@ def engine_config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
     return LocalEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | changes))
 
 
+def in_process(config: LocalEngineConfig, transport: ShmTransport) -> LocalEngine:
+    return LocalEngine(config, transport, ShmTransport(f"{transport.root}/kv"))
+
+
 @pytest.mark.asyncio(loop_scope="class")
 class TestInProcess(EngineContract):
     @pytest_asyncio.fixture(loop_scope="class", scope="class")
     async def started(self, model_dir, tmp_path_factory):
         transport = ShmTransport(str(tmp_path_factory.mktemp("weights")))
-        engine = LocalEngine(engine_config(model_dir, str(transport.root)), transport)
+        engine = in_process(engine_config(model_dir, str(transport.root)), transport)
         await engine.start()
         with pytest.raises(NotReady, match="no weights"):
             await ask(engine, request("early", prompt(4)))
@@ -82,7 +86,7 @@ async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
     transport = ShmTransport(str(tmp_path))
     rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
     config = engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=24)
-    rig.engine = engine = LocalEngine(config, transport)
+    rig.engine = engine = in_process(config, transport)
     await engine.start()
     try:
         prompts = [prompt(40, seed=i) for i in range(6)]
@@ -99,7 +103,7 @@ async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
 async def test_full_kv_memory_forgets_the_oldest_conversation_first(model_dir, tmp_path):
     transport = ShmTransport(str(tmp_path))
     rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
-    engine = LocalEngine(engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=32), transport)
+    engine = in_process(engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=32), transport)
     await engine.start()
     try:
         prompts = [prompt(60, seed=i) for i in range(5)]
@@ -120,7 +124,7 @@ async def test_full_kv_memory_forgets_the_oldest_conversation_first(model_dir, t
 async def test_a_broken_pass_fails_its_requests_and_the_engine(model_dir, tmp_path):
     transport = ShmTransport(str(tmp_path))
     rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
-    engine = LocalEngine(engine_config(model_dir, str(tmp_path), weights=rig.publish(1)), transport)
+    engine = in_process(engine_config(model_dir, str(tmp_path), weights=rig.publish(1)), transport)
     await engine.start()
 
     def broken(*_: object, **__: object) -> None:
@@ -137,7 +141,7 @@ async def test_a_broken_pass_fails_its_requests_and_the_engine(model_dir, tmp_pa
 
 
 async def test_a_directory_without_a_model_is_refused(tmp_path):
-    engine = LocalEngine(engine_config(str(tmp_path), str(tmp_path)), ShmTransport(str(tmp_path)))
+    engine = in_process(engine_config(str(tmp_path), str(tmp_path)), ShmTransport(str(tmp_path)))
     with pytest.raises(ConfigError, match=r"no config\.json"):
         await engine.start()
     await engine.close()

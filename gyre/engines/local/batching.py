@@ -19,7 +19,7 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
-from gyre.engines.local import attention, kv
+from gyre.engines.local import attention, handoff, kv
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.sampling import Sampler
 
@@ -213,6 +213,24 @@ class Batcher:
         """*Paused.* Later tokens carry `version`, and nothing of them rests on KV of earlier versions."""
         self._scheduler.forget_kv()
         self._router.version = version
+
+    @property
+    def kv_layout(self) -> str:
+        return handoff.layout(self._allocator)
+
+    def take_kv(self, input_ids: list[int]) -> torch.Tensor:
+        """*Paused.* Bytes [blocks, bytes of a block] of the longest prefix in memory."""
+        return handoff.take(self._allocator, input_ids)
+
+    def put_kv(self, input_ids: list[int], blocks: torch.Tensor) -> int:
+        """*Paused.* Returns the blocks of the prefix in memory after what fits was stored."""
+        return handoff.put(self._allocator, input_ids, blocks)
+
+    @property
+    def _allocator(self) -> Any:
+        """The attention is plain, so all layers share one."""
+        (allocator,) = self._scheduler.cache.cache_allocators.values()
+        return allocator
 
     def kv_blocks_in_use(self) -> int:
         """Blocks that running requests hold; approximate while a pass runs."""

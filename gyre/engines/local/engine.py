@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from gyre.core.errors import GyreError, InvariantViolation, NotReady
-from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, PauseMode
+from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.local.batching import Batcher, Produced
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.model import build_model, load_weights
@@ -33,7 +33,7 @@ class LocalEngine:
     While paused in place, new requests wait for `resume`; while paused by abort, they are refused with NotReady.
     """
 
-    def __init__(self, config: LocalEngineConfig, transport: WeightTransport) -> None:
+    def __init__(self, config: LocalEngineConfig, transport: WeightTransport, kv_transport: WeightTransport) -> None:
         self._config = config
         self._transport = transport
         self._control = ThreadPoolExecutor(1, thread_name_prefix="engine-control")
@@ -53,6 +53,11 @@ class LocalEngine:
         self._generated = 0
         self._cached = 0
         self._limit = config.max_context
+        self._kv_transport = kv_transport
+        self._exports = itertools.count()
+        self._offers: set[int] = set()
+        """Exports that were not dropped yet."""
+        self._kv_received = 0
 
     async def start(self) -> None:
         """Builds the model, allocates KV memory, loads `config.weights`. Raises ConfigError for an unusable model."""
@@ -150,6 +155,25 @@ class LocalEngine:
                 raise NotReady("the engine's memory is released; restore it before update_weights")
             await self._run(lambda: self._load(ref))
 
+    async def export_kv(self, input_ids: list[int]) -> KvRef | None:
+        async with self._changing:
+            batcher = self._batcher
+            return None if batcher is None else await self._run(lambda: self._export(batcher, input_ids))
+
+    async def import_kv(self, ref: KvRef) -> int:
+        async with self._changing:
+            batcher = self._batcher
+            if batcher is None or self._version != ref.policy_version:
+                raise NotReady(f"KV of version {ref.policy_version} is of no use to an engine at {self._version}")
+            if batcher.kv_layout != ref.layout:
+                raise GyreError(f"KV of layout {ref.layout} does not fit {batcher.kv_layout}")
+            return await self._run(lambda: self._import(batcher, ref))
+
+    async def drop_kv(self, ref: KvRef) -> None:
+        async with self._changing:
+            self._offers.discard(ref.snapshot.version)
+            await self._run(lambda: self._kv_transport.retire(self._offers))
+
     async def release(self) -> None:
         async with self._changing:
             if self._streams:
@@ -171,6 +195,7 @@ class LocalEngine:
             cached_tokens=self._cached,
             weights_checksum=self._checksum,
             kv_blocks_in_use=0 if self._batcher is None else self._batcher.kv_blocks_in_use(),
+            kv_tokens_received=self._kv_received,
         )
 
     # --- event loop, called by the generation thread -----------------------------------------------------------------
@@ -227,6 +252,28 @@ class LocalEngine:
             batcher.stop()
         del batcher
         gc.collect()
+
+    def _export(self, batcher: Batcher, input_ids: list[int]) -> KvRef | None:
+        with batcher.pause():
+            blocks = batcher.take_kv(input_ids)
+        if len(blocks) == 0:
+            return None
+        number = next(self._exports)
+        self._offers.add(number)
+        return KvRef(
+            snapshot=self._kv_transport.publish(number, {"blocks": blocks}),
+            policy_version=self._version,
+            layout=batcher.kv_layout,
+            input_ids=input_ids[: len(blocks) * self._config.page_size],
+        )
+
+    def _import(self, batcher: Batcher, ref: KvRef) -> int:
+        blocks = self._kv_transport.pull(ref.snapshot)["blocks"]
+        with batcher.pause():
+            held = batcher.put_kv(ref.input_ids, blocks)
+        tokens = held * self._config.page_size
+        self._kv_received += tokens
+        return tokens
 
     def _load(self, ref: WeightRef) -> None:
         assert self._batcher is not None

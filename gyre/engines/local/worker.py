@@ -12,7 +12,9 @@ from gyre.transport.shm import ShmTransport
 
 async def main(config: LocalEngineConfig, context: WorkerContext) -> None:
     """Serves `Engine` at `context.address` until cancelled; raises what killed the generation thread."""
-    engine = LocalEngine(config, ShmTransport(config.transport_root))
+    # Its own directory: an engine drops what it offered without looking at the offers of others.
+    kv_transport = ShmTransport(f"{config.transport_root}/kv-{context.name}")
+    engine = LocalEngine(config, ShmTransport(config.transport_root), kv_transport)
     await engine.start()
     try:
         server = await serve(engine, Engine, context.address, context.secret)

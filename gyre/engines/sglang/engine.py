@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from gyre.core.errors import GyreError, NotReady, PeerLost, WeightsUnavailable
-from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, PauseMode
+from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.sglang.calls import Call
 from gyre.engines.sglang.client import Refused, SglangClient
 from gyre.engines.sglang.weights import ModelDirs
@@ -246,6 +246,16 @@ class SglangEngine:
             if self._released:
                 await self._client.post("/resume_memory_occupation", {"tags": _TAGS})
             self._released = False
+
+    async def export_kv(self, input_ids: list[int]) -> KvRef | None:  # noqa: ARG002
+        # SGLang 0.5.23 has no endpoint that gives or takes KV of a prefix.
+        return None
+
+    async def import_kv(self, ref: KvRef) -> int:
+        raise GyreError(f"SGLang takes no KV; the {len(ref.input_ids)} tokens are computed anew")
+
+    async def drop_kv(self, ref: KvRef) -> None:
+        raise GyreError(f"SGLang offered no KV, so not export {ref.snapshot.version} either")
 
     async def status(self) -> EngineStatus:
         return EngineStatus(

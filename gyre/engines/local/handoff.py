@@ -1,0 +1,43 @@
+"""KV of a token prefix, out of one engine's paged memory and into another one's (DESIGN §4). *Paused* on both sides.
+
+Only whole blocks travel, and they arrive as cached blocks that no request holds: the next request with this prefix
+finds them like any other, and memory pressure evicts them like any other.
+"""
+
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
+
+
+def layout(allocator: Any) -> str:
+    """Two engines can exchange blocks when these are equal."""
+    return f"{allocator.tokens_per_page} tokens, {allocator.bytes_per_block} bytes, {allocator.cache_dtype}"
+
+
+def take(allocator: Any, input_ids: list[int]) -> torch.Tensor:
+    """Blocks of the longest prefix of `input_ids` that is in memory, copied: bytes [blocks, bytes of a block]."""
+    # The search leaves out the last token, whose logits a request needs: any one token more makes it search all.
+    blocks = allocator.match_prefix_blocks([*input_ids, 0])
+    copied: torch.Tensor = allocator._copy_view[torch.tensor(blocks, dtype=torch.long)]
+    return copied.view(torch.uint8)
+
+
+def put(allocator: Any, input_ids: list[int], blocks: torch.Tensor) -> int:
+    """Stores blocks of the prefix of `input_ids` that are not here yet, as far as memory is free; evicts nothing.
+    Returns how many blocks of the prefix are in memory then."""
+    pool, ledger, size = allocator.pool, allocator.ledger, allocator.tokens_per_page
+    parent: int | None = None
+    for i, block in enumerate(blocks):
+        parent = compute_block_hash(parent, input_ids[i * size : (i + 1) * size])
+        if parent in ledger.hash_to_block:
+            continue
+        if pool.count_free_blocks(allocator.index) == 0:
+            if pool.num_free_sectors == 0:
+                return i
+            pool.allocate_sector(allocator.index)
+        (place,) = pool.get_free_blocks(allocator.index, 1)
+        allocator._copy_view[place] = block.view(allocator._copy_view.dtype)
+        ledger.register_new_hash(place, parent)
+        ledger.cached_blocks[place] = None
+    return len(blocks)
