@@ -203,7 +203,11 @@ def _check_layout(config: RunConfig, where: str) -> None:
     sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
     layout = config.trainer.parallel
     for key, parts, fields in (
-        ("tensor", layout.tensor, ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")),
+        (
+            "tensor",
+            layout.tensor,
+            ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"),
+        ),
         ("pipeline", layout.pipeline, ("num_hidden_layers",)),
     ):
         for field in fields:
