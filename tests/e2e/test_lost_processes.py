@@ -17,6 +17,7 @@ pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 3
+ENGINES = ("engine-0", "engine-1", "engine-pool1")
 
 
 def kill(command: int, log: str) -> None:
@@ -33,7 +34,7 @@ def test_lost_processes_are_replaced_and_a_lost_core_goes_back_to_its_checkpoint
     command = subprocess.Popen(
         [
             *(sys.executable, "-m", "gyre.cli.main", "train", "examples/quickstart.toml"),
-            *(f"scheduler.max_steps={STEPS}", "--run-dir", str(run.root)),
+            *(f"scheduler.max_steps={STEPS}", "scheduler.B=2", "scheduler.N=2", "--run-dir", str(run.root)),
         ],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -47,7 +48,7 @@ def test_lost_processes_are_replaced_and_a_lost_core_goes_back_to_its_checkpoint
     for line in command.stdout:
         output.append(line)
         if " step 1/" in line and struck == 0:
-            for log in ("trainer-1", "engine-1", "engine-pool1"):
+            for log in ("trainer-1", *ENGINES):
                 kill(command.pid, log)
             struck = 1
         if " step 2/" in line and struck == 1:
@@ -60,9 +61,9 @@ def test_lost_processes_are_replaced_and_a_lost_core_goes_back_to_its_checkpoint
         events = list(store.events())
         outcomes = store.outcomes()
     lost = {event.name for event in events if isinstance(event, ev.ProcessLost)}
-    assert lost == {"trainer-1", "engine-1", "engine-pool1", "trainer-0"}
+    assert lost == {"trainer-0", "trainer-1", *ENGINES}
     replaced = {event.name for event in events if isinstance(event, ev.ProcessRestarted)}
-    assert replaced == lost - {"trainer-0"}
+    assert replaced & set(ENGINES), "step 2 needs executions that began when all engines were dead"
     starts = [event.resumed_from for event in events if isinstance(event, ev.RunStarted)]
     assert starts in ([None, 1], [None, 2])
     assert not [event for event in events if isinstance(event, ev.InvariantBroken)]
@@ -72,7 +73,7 @@ def test_lost_processes_are_replaced_and_a_lost_core_goes_back_to_its_checkpoint
     groups = [group for step in steps for group in step.groups]
     assert len(groups) == len(set(groups)), "every group is trained once in the surviving line"
     assert all(step.logprob_gap_max <= 1e-3 for step in steps if step.logprob_gap_count)
-    assert sum(outcome.validity is Validity.VALID for outcome in outcomes.values()) >= 16
+    assert sum(outcome.validity is Validity.VALID for outcome in outcomes.values()) >= 2 * 2 * STEPS
     proxy = [event for event in events if isinstance(event, ev.ProxySampled)]
     assert max(event.prompt_mismatches for event in proxy) == 0
     assert max(event.harness_errors_from_transitions for event in proxy) == 0
