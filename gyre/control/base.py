@@ -142,6 +142,7 @@ class MemberLost(GyreError):
     def __init__(self, member: Member, detail: str) -> None:
         super().__init__(f"{member}: {detail}")
         self.member = member
+        self.detail = detail
 
 
 class EssentialLost(GyreError):

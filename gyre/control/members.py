@@ -64,7 +64,7 @@ class Members:
             return await call
         except MemberLost as error:
             if self._incarnations[error.member] == before[error.member]:
-                self.lost(error.member, str(error))
+                self.lost(error.member, error.detail)
             raise
 
     def lost(self, member: Member, detail: str) -> None:
@@ -102,7 +102,7 @@ class Members:
                 await owner.back(member.cell, alive)
                 return
             except MemberLost as error:
-                self._record(member, str(error))
+                self._record(member, error.detail)
 
     def _record(self, member: Member, detail: str) -> None:
         board = self._board

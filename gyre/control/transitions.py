@@ -37,7 +37,7 @@ class Transitions(Generic[W]):
         self,
         board: Board,
         cells: Cells[W],
-        members: Members,
+        health: Members,
         rollout: Rollout[W],
         packer: Packer[W],
         policy: Policy,
@@ -47,7 +47,7 @@ class Transitions(Generic[W]):
         """`lanes`: micro-steps that a cell has under way at a time."""
         self._board = board
         self._cells = cells
-        self._alive = members
+        self._health = health
         self._rollout = rollout
         self._packer = packer
         self._policy = policy
@@ -60,7 +60,7 @@ class Transitions(Generic[W]):
         batch: never two of them at a time."""
         self.burst_over = False
         """The burst's last update is done: no cell may join before the next burst."""
-        members.owners["trainer"] = self
+        health.owners["trainer"] = self
 
     @property
     def members(self) -> int:
@@ -70,7 +70,7 @@ class Transitions(Generic[W]):
     @property
     def sound(self) -> bool:
         """No member is known to be lost."""
-        return all(self._alive.alive("trainer", worker.cell) for worker in self._workers)
+        return all(self._health.alive("trainer", worker.cell) for worker in self._workers)
 
     async def start(self) -> None:
         """Puts every engine and cell into its first role; nothing is admitted before."""
@@ -196,7 +196,7 @@ class Transitions(Generic[W]):
             not self.burst_over
             and cell < board.training
             and board.roles[cell] == "training"
-            and self._alive.alive("trainer", cell)
+            and self._health.alive("trainer", cell)
         )
 
     async def _register(self, cell: int) -> None:
@@ -205,7 +205,7 @@ class Transitions(Generic[W]):
         board, batch = self._board, self._packer.batch
         if self.burst_over or not await self._enter_training(cell):
             return
-        self._workers.append(Worker(cell, board, self._cells, self._alive, self._packer, self._crew, self._lanes))
+        self._workers.append(Worker(cell, board, self._cells, self._health, self._packer, self._crew, self._lanes))
         board.roles[cell] = "training"
         board.record(
             CellJoined(
@@ -221,7 +221,7 @@ class Transitions(Generic[W]):
         """False when the cell's trainer is lost."""
         call = self._cells.enter_training(cell, self._board.version)
         try:
-            await self._alive.attempt(call)
+            await self._health.attempt(call)
         except MemberLost:
             return False
         return True
@@ -230,10 +230,10 @@ class Transitions(Generic[W]):
         board = self._board
         started = self._started(cell, "training", "rollout")
         board.record(CellLeft(t=started, cell=cell, step=board.version, micro_steps=micro_steps))
-        if self._alive.alive("trainer", cell):
+        if self._health.alive("trainer", cell):
             # A trainer that is lost here takes its memory with it, and its replacement starts asleep.
             with contextlib.suppress(MemberLost):
-                await self._alive.attempt(self._cells.leave_training(cell))
+                await self._health.attempt(self._cells.leave_training(cell))
         await self._rollout.enter(cell)
         self._finished(cell, "training", "rollout", started, 0, 0)
 
@@ -272,7 +272,7 @@ class Transitions(Generic[W]):
     def _decision(self) -> Decision | None:
         """What the policy says, when it says anything."""
         board = self._board
-        if self.burst_over or self._packer.hungry() or not self._alive.alive("engine", board.training):
+        if self.burst_over or self._packer.hungry() or not self._health.alive("engine", board.training):
             return None
         decision = self._policy.decide(board.situation())
         return decision if decision.training > board.training or decision.recheck_at is not None else None

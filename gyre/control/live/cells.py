@@ -163,7 +163,7 @@ class LiveCells:
             try:
                 return await call
             except MemberLost as error:
-                failed[engine] = str(error)
+                failed[engine] = error.detail
                 return None
 
         await asyncio.gather(*(unless_lost(engine, self._refresh(engine)) for engine in engines))

@@ -50,7 +50,7 @@ class EngineWatch:
                 idle_s = self._seen[engine].observe(now, status)
                 if idle_s >= self._stall_s and engine in self._fleet.engines():
                     what = "did not answer" if status is None else f"produced nothing for {status.running} requests"
-                    loss = Loss(member=engine.member, detail=f"{engine.member} {what} in {idle_s:.0f} s")
+                    loss = Loss(member=engine.member, detail=f"it {what} in {idle_s:.0f} s")
                     self._fleet.losses.put_nowait(loss)
 
     async def _status(self, engine: Started) -> EngineStatus | None:
