@@ -135,8 +135,8 @@ class Fleet:
         started.watch.cancel()
         if self._members.get(started.member) is started:
             del self._members[started.member]
-        # Its connection is closed at the end of the run: calls on a closed one are no lost peers, but misuse.
-        self._connections.append(started.connection)
+            # Closed at the end of the run: a call on a closed connection is no lost peer, but misuse.
+            self._connections.append(started.connection)
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.processes))
 
     async def essential_end(self) -> tuple[str, str]:
