@@ -85,6 +85,18 @@ async def test_tokens_of_a_segment_count_against_the_next_one(script):
     assert answer.output_ids == [0, 1, 2, 0, 1, 2, 3, 4]
 
 
+async def test_a_call_that_filled_its_context_when_it_was_held_is_complete(script):
+    script.events, script.wait_for_abort = [tokens(3)], True
+    answer = Answer()
+    task = asyncio.create_task(ask(script.rig.engine, request("a", prompt(509), 100), answer))
+    await until(lambda: len(answer.output_ids) == 3, task)
+    await script.rig.engine.pause(PauseMode.IN_PLACE)
+    await script.rig.engine.resume()
+    await task
+    assert answer.finish == "length"
+    assert [body["sampling_params"]["max_new_tokens"] for path, body in script.calls if path == "/generate"] == [3]
+
+
 @pytest.mark.parametrize(
     ("events", "error", "reason"),
     [

@@ -10,8 +10,9 @@ class Call:
     """`gate` is open while segments may run. `segment` is the id of the one at the server, of fixed length: SGLang
     aborts every request whose id *starts* with the one it is given."""
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, context: int) -> None:
         self.request = request
+        self._most = min(request.max_new_tokens, context - len(request.input_ids))
         self.produced: list[int] = []
         self.aborted = False
         self.gate = asyncio.Event()
@@ -30,8 +31,8 @@ class Call:
 
     @property
     def budget(self) -> int:
-        """New tokens left."""
-        return self.request.max_new_tokens - len(self.produced)
+        """New tokens left, by the request's own limit and by that of the context."""
+        return self._most - len(self.produced)
 
     def begin_segment(self) -> str:
         self.segment = uuid.uuid4().hex

@@ -50,7 +50,7 @@ class SglangEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         self._admit(request)
-        call = Call(request)
+        call = Call(request, self._limit)
         self._calls[request.request_id] = call
         if self._open:
             call.gate.set()
@@ -113,7 +113,7 @@ class SglangEngine:
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "top_p": 1.0,
-                "max_new_tokens": min(call.budget, self._limit - len(call.input_ids)),
+                "max_new_tokens": call.budget,
                 "stop_token_ids": sampling.stop_token_ids,
             },
             "stream": True,
@@ -172,7 +172,8 @@ class SglangEngine:
     async def _abandon(self, segment: str) -> None:
         try:
             await self._client.post("/abort_request", {"rid": segment})
-        except PeerLost:
+        except (PeerLost, Refused):
+            # What made the caller leave is reported; that the server cannot stop is not worth more.
             return
 
     async def _hold(self) -> None:
