@@ -1,13 +1,17 @@
 """Simulated runs of the modelled workload: determinism, memory, staleness of both kinds of dispatch, plan."""
 
 import itertools
+import random
 import statistics
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gyre.core.events import Event, LedgerSampled, Published, StepDone
+from gyre.core.events import Event, GroupDispatched, LedgerSampled, Published, StepDone
 from gyre.scheduling.config import SchedulerConfig
+from gyre.scheduling.order import LongestFirst
 from gyre.scheduling.staleness import continuous_excess, expected_staleness
 from gyre.simulation.experiment import Drawn, Layout, simulate
 from gyre.simulation.plan import alternatives, plan
@@ -63,6 +67,39 @@ def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
     assert len(ready) == 240 // mu - 1
     excess = continuous_excess(mu=mu, batch_groups=4, ready=statistics.mean(ready[20:]))
     assert means["continuous"] - means["boundary"] == pytest.approx(excess, rel=0.03)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["elastic", "async"]),
+    st.integers(1, 4),
+    st.integers(0, 6),
+    st.sampled_from(["boundary", "continuous"]),
+    st.integers(0, 10_000),
+)
+def test_longest_first_keeps_the_staleness_identity(policy, mu, extra, dispatch, seed):
+    """Σd = μΣP_j + nBμ(μ−1)/2 − A_n after every publication, recounted from the journal; any predictions."""
+    cells, pool = (2, 8) if policy == "async" else (4, 24)
+    config = SchedulerConfig(
+        policy=policy, B=4, N=2, mu=mu, phi=extra / 4, K=cells, C_e=16, C_s=pool, max_steps=4 * mu,
+        dispatch=dispatch, launch_order="longest_first",
+    )  # fmt: skip
+    events: list[Event] = []
+    order = LongestFirst(lambda query: random.Random(f"{seed}/{query}").random())
+    simulate(config, LAYOUT, PARAMS, seed=seed, order=order, readers=(events.append,))
+    outstanding: dict[int, int] = {}
+    consumed = survivors = bursts = 0
+    for event in events:
+        if isinstance(event, GroupDispatched):
+            outstanding[event.group] = event.version
+        elif isinstance(event, StepDone):
+            consumed += sum(event.step - 1 - outstanding.pop(group) for group in event.groups)
+        elif isinstance(event, Published):
+            bursts += 1
+            survivors += len(outstanding)
+            ages = sum(event.version - version for version in outstanding.values())
+            assert consumed == mu * survivors + bursts * 4 * mu * (mu - 1) // 2 - ages
+    assert bursts == 4
 
 
 def test_paper_statistics_and_rows_are_those_of_the_paper():
