@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, PauseMode
+from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.transport.base import WeightRef
 
 SPECIAL = [
@@ -142,6 +142,11 @@ class ScriptedEngine:
     async def resume(self) -> None: ...
     async def update_weights(self, ref: WeightRef) -> None: ...
     async def release(self) -> None: ...
+    async def export_kv(self, input_ids: list[int]) -> KvRef | None: ...
+    async def import_kv(self, ref: KvRef) -> int:
+        return 0
+
+    async def drop_kv(self, ref: KvRef) -> None: ...
     async def restore(self) -> None: ...
 
     async def status(self) -> EngineStatus:
