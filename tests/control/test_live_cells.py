@@ -8,6 +8,7 @@ from live_fleet import make_policy, micro_step, run_config, running
 
 from gyre.control.base import Member, MemberLost
 from gyre.control.live.config import RecoverySection
+from gyre.core.errors import PeerLost
 from gyre.scheduling.config import SchedulerConfig
 from gyre.training.config import ParallelConfig
 
@@ -53,9 +54,12 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
 
         # The end of one rank is the end of its cell: all ranks are replaced, and training goes on.
         satellite = Member("trainer", 1)
+        lost = fleet.member(satellite).connection.stub
         await fleet.member(satellite).processes[1].stop(0.0)
         assert (await cells.next_loss()).member == satellite
         await cells.replace(satellite)
+        with pytest.raises(PeerLost):
+            await lost.wake()
         await cells.enter_training(0, 2)
         await cells.enter_training(1, 2)
         await cells.train(1, micro_step("f", 4))
