@@ -26,6 +26,7 @@ from gyre.training.megatron.pack import Pack
 from gyre.training.megatron.replica import Replica
 from gyre.training.pipeline import Pipeline, Stage
 from gyre.trajectory.microstep import MicroStep, Row
+from gyre.transport import experts
 from gyre.transport.base import WeightRef, WeightTransport
 
 STORE_TIMEOUT_S = 60.0
@@ -150,7 +151,7 @@ class MegatronTrainer:
         self._require("publish", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         self._announce()
         whole = self._replica.whole()
-        return self._transport.publish(self.version, whole) if self._config.rank == 0 else None
+        return self._transport.publish(self.version, experts.split(whole)) if self._config.rank == 0 else None
 
     def score(self, ids_T: list[int]) -> list[float] | None:
         """The log-probabilities on the last pipeline stage."""
@@ -218,7 +219,7 @@ class MegatronTrainer:
         if weights is None or weights.version != version:
             given = "no weights" if weights is None else f"weights of version {weights.version}"
             raise InvariantViolation(f"cell {self._config.cell} was asked to join version {version} with {given}")
-        return self._transport.pull(weights)
+        return experts.fuse(self._transport.pull(weights))
 
     def _require(self, what: str, *phases: Phase) -> None:
         if self.phase not in phases:

@@ -1,7 +1,7 @@
 """Experts in safetensors files and in memory.
 
-A Hugging Face file has three tensors per expert; the model in memory, and with it everything that Gyre publishes
-(`gyre.transport.state`), has two per layer:
+A Hugging Face file, and with it everything that Gyre publishes or saves, has three tensors per expert; the model in
+memory has two per layer:
 
     …mlp.experts.3.{gate,up}_proj.weight   [I, H] each   ↔   …mlp.experts.gate_up_proj   [experts, 2·I, H]
     …mlp.experts.3.down_proj.weight        [H, I]        ↔   …mlp.experts.down_proj      [experts, H, I]

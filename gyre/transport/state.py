@@ -1,8 +1,9 @@
 """The one layout of published weights and its digest, shared by trainers, engines, checkpoints and export.
 
-Names are those of the Hugging Face `state_dict()`, shapes are whole (unsharded). A tensor that is tied to another one
-is published once, under the name that comes first in the state dict: with `tie_word_embeddings` that is
-`model.embed_tokens.weight`, and `lm_head.weight` is absent. So both sides of a transport compute the same digest.
+Names are those of the Hugging Face `state_dict()`, shapes are whole (unsharded); experts are apart, as in
+Hugging Face files (`gyre.transport.experts`). A tensor that is tied to another one is published once, under the name
+that comes first in the state dict: with `tie_word_embeddings` that is `model.embed_tokens.weight`, and `lm_head.weight`
+is absent. So both sides of a transport compute the same digest.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from gyre.transport import experts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +38,7 @@ def published_state(model: "nn.Module") -> "dict[str, Tensor]":
             continue
         seen.add(place)
         state[name] = tensor.detach()
-    return state
+    return experts.split(state)
 
 
 def checksum(tensors: "Mapping[str, Tensor]") -> str:

@@ -18,6 +18,7 @@ from gyre.training.checkpoint import read_initial
 from gyre.training.export import export_hf
 from gyre.trajectory.microstep import Row
 from gyre.transport import experts
+from gyre.transport.state import checksum, published_state
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,9 @@ def test_a_trained_model_goes_to_the_engine_to_a_checkpoint_and_to_transformers(
     with torch.no_grad():
         assert float((ours - hf_logprobs(moe, ids)).abs().max()) > 1e-3, "the step must show"
 
-        engine = build_model(moe_dir)
-        load_weights(engine, trainer._transport.pull(trainer.publish()), version=1)
+        engine, published = build_model(moe_dir), trainer.publish()
+        load_weights(engine, trainer._transport.pull(published), version=1)
+        assert checksum(published_state(engine)) == published.checksum
         assert float((ours - hf_logprobs(engine, ids)).abs().max()) <= 1e-5
 
         trainer.save(str(tmp_path / "checkpoint")).result()
