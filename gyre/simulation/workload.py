@@ -20,35 +20,35 @@ RUN_GROUPS = 48 * 32
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults are calibrated: docs/calibration.md says what is the paper's and what was fitted."""
 
-    median_h: float = 1.8
+    median_h: float = 1.78
     """Median harness time at the reference load, in the middle of a 48-step run."""
-    growth: float = 0.225
+    growth: float = 0.249
     """Log growth of harness time from the first to the last group of such a run."""
-    sigma_query: float = 0.34
+    sigma_query: float = 0.347
     """Standard deviation of log harness time between queries."""
-    sigma_execution: float = 0.326
+    sigma_execution: float = 0.332
     """The same between the executions of a query."""
     harness_limit_h: float = 3.41
     overall_limit_h: float = 4.0
-    evaluation_h: float = 0.0431
+    evaluation_h: float = 0.061
     hard_query: float = 0.1624
     """Share of queries that are hard to evaluate."""
     hard_execution: float = 0.0536
     """Probability that an execution of such a query finds no valid evaluation."""
-    load_share: float = 0.48
+    load_share: float = 0.491
     """β: share of harness time at the reference load that scales with executions per node."""
     reference_load: float = 36.0
     """Executions per node (144 on four nodes)."""
-    work_node_h: float = 0.37
+    work_node_h: float = 0.387
     """Mean training work of a group in node-hours."""
-    imbalance: float = 0.304
+    imbalance: float = 0.272
     """Coefficient of variation of the replicas' times inside a micro-step, for cells of several replicas."""
     replica_nodes: int = 4
     """Nodes of one model replica."""
     micro_steps: int = 4
     """Per group."""
     publication_s: float = 60.0
-    update_s: float = 27.6
+    update_s: float = 32.7
     """One optimizer update with reduction, pipeline drain and broadcast: no cell trains meanwhile."""
 
 
