@@ -20,6 +20,8 @@ from gyre.trajectory.microstep import Row
 from gyre.trajectory.prefixes import MIN_SHARED
 
 Ints = npt.NDArray[np.int64]
+_Branch = tuple[Sequence[int], Sequence[int], int, tuple[tuple[int, int], ...]]
+"""Rows, the prefix lengths that neighbours share, the depth that is laid out, and the nodes above."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,18 @@ class _Layout:
         self.nodes: list[Node] = []
         self.paths: list[Ints] = [np.empty(len(ids), dtype=np.int64) for ids in used]
 
-    def add(
-        self, rows: Sequence[int], common: Sequence[int], depth: int = 0, ancestors: tuple[tuple[int, int], ...] = ()
-    ) -> None:
-        """Adds the part below `depth` of rows in lexicographic order; common[i] is the length of the prefix that rows
-        i and i+1 share, at least `depth`."""
-        end = min(common, default=len(self._used[rows[0]]))
-        if end > depth and (len(rows) == 1 or end - depth >= MIN_SHARED):
-            ancestors = self._node(rows, depth, end, ancestors)
-            depth = end
-        if len(rows) > 1:
-            for first, last in _runs(common, end):
-                self.add(rows[first:last], common[first : last - 1], depth, ancestors)
+    def add(self, rows: Sequence[int], common: Sequence[int]) -> None:
+        """Adds rows in lexicographic order; common[i] is the length of the prefix that rows i and i+1 share."""
+        branches: list[_Branch] = [(rows, common, 0, ())]
+        while branches:
+            rows, common, depth, ancestors = branches.pop()
+            end = min(common, default=len(self._used[rows[0]]))
+            if end > depth and (len(rows) == 1 or end - depth >= MIN_SHARED):
+                ancestors = self._node(rows, depth, end, ancestors)
+                depth = end
+            if len(rows) > 1:
+                runs = list(_runs(common, end))
+                branches += [(rows[a:b], common[a : b - 1], depth, ancestors) for a, b in reversed(runs)]
 
     def _node(
         self, rows: Sequence[int], depth: int, end: int, ancestors: tuple[tuple[int, int], ...]
