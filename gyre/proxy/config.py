@@ -31,6 +31,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hold_timeout_s: float = 900.0
     stall_timeout_s: float = 300.0
     drain_timeout_s: float = 10.0
+    handoff_timeout_s: float = 10.0
     client_timeout_s: float = 300.0
     """How long a client may take to send its request, and to read what was sent to it."""
     max_body_bytes: int = 64 * 2**20

@@ -26,7 +26,12 @@ from gyre.trajectory.render import ChatRenderer
 async def main(config: ProxyConfig, context: WorkerContext) -> None:
     """Serves until cancelled. Raises ConfigError when the tokenizer cannot be read or an address is taken."""
     renderer = ChatRenderer(load_tokenizer(config.tokenizer_dir), config.family, thinking=config.thinking)
-    limits = RouterLimits(hold_s=config.hold_timeout_s, stall_s=config.stall_timeout_s, drain_s=config.drain_timeout_s)
+    limits = RouterLimits(
+        hold_s=config.hold_timeout_s,
+        stall_s=config.stall_timeout_s,
+        drain_s=config.drain_timeout_s,
+        handoff_s=config.handoff_timeout_s,
+    )
     router = Router(lambda address: connect(Engine, address, context.secret), limits)
     sink = StoreSink(RunDir.open(Path(config.run_dir)).open_store())
     stops = sorted({*config.sampling.stop_token_ids, *renderer.stop_token_ids})
