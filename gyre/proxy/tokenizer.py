@@ -43,9 +43,10 @@ class PolicyTokenizer:
 
 
 def load_tokenizer(directory: str) -> PolicyTokenizer:
-    """Raises ConfigError when the directory holds none."""
-    from transformers import AutoTokenizer  # takes seconds to import
+    """Takes `tokenizer.json` as it is. Raises ConfigError when the directory holds none."""
+    # Not AutoTokenizer, which imports torch and builds some tokenizers anew from their vocabulary.
+    from transformers import PreTrainedTokenizerFast  # takes a second to import
 
     if not (Path(directory) / "tokenizer.json").is_file():
         raise ConfigError(f"{directory} has no tokenizer.json; name the directory with the policy's tokenizer.")
-    return PolicyTokenizer(AutoTokenizer.from_pretrained(directory, local_files_only=True))
+    return PolicyTokenizer(PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True))
