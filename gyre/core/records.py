@@ -114,8 +114,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """How the harness of one execution reaches its session; both parts are unguessable."""
+    """How the harness of one execution reaches its session; path and key are unguessable."""
 
     path: str
     """URL path prefix, e.g. "/x/9fK…"; the base URL is http://host:port + path."""
     api_key: str
+    socket: str = ""
+    """Unix socket of the proxy worker that serves the session, for the sandbox; "" when it listens on none."""

@@ -28,11 +28,15 @@ class Profile(Protocol):
 class Proxy:
     """Implements `ProxyControl` over the sessions of this worker."""
 
-    def __init__(self, services: Services, door: Door, load_profile: Callable[[str], Profile]) -> None:
-        """`load_profile` finds the profile of a harness by name; it raises ConfigError for an unknown one."""
+    def __init__(
+        self, services: Services, door: Door, load_profile: Callable[[str], Profile], socket: str = ""
+    ) -> None:
+        """`load_profile` finds the profile of a harness by name; it raises ConfigError for an unknown one. `socket` is
+        where sandboxes reach the door."""
         self._services = services
         self._door = door
         self._load_profile = load_profile
+        self._socket = socket
         self._sessions: dict[str, Session] = {}
         self._access: dict[str, SessionAccess] = {}
         self._summaries: dict[str, SessionSummary] = {}
@@ -47,7 +51,11 @@ class Proxy:
             return self._access[spec.execution_id]
         profile = self._load_profile(spec.harness)
         session = Session(spec.execution_id, profile.markers, profile.canned_answers, self._services)
-        access = SessionAccess(path=f"/x/{secrets.token_urlsafe(24)}", api_key=f"sk-gyre-{secrets.token_urlsafe(24)}")
+        access = SessionAccess(
+            path=f"/x/{secrets.token_urlsafe(24)}",
+            api_key=f"sk-gyre-{secrets.token_urlsafe(24)}",
+            socket=self._socket,
+        )
         self._door.open(access, session)
         self._sessions[spec.execution_id] = session
         self._access[spec.execution_id] = access

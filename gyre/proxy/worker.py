@@ -49,7 +49,7 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
         coalesce_s=config.coalesce_s,
     )
     door = Door()
-    proxy = Proxy(services, door, cache(load_profile))
+    proxy = Proxy(services, door, cache(load_profile), config.socket)
     http_limits = Limits(
         keepalive_s=config.keepalive_s,
         client_timeout_s=config.client_timeout_s,
