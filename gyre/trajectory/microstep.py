@@ -33,8 +33,9 @@ class ExecutionRows(msgspec.Struct, frozen=True, kw_only=True):
 class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
     """What a cell claims: whole executions, packed into forward passes of at most the token budget.
 
-    One pack: a single forward–backward. More packs: an exact no-grad scoring pass over all of them comes first, because
-    an execution's clip needs all its log-probs before its first backward (DESIGN §6).
+    Packs of different executions may go to different replicas of the cell. One pack for a replica: a single
+    forward–backward. More packs: an exact no-grad scoring pass over all of them comes first, because the clip of an
+    execution needs all its log-probs before its first backward (DESIGN §6).
     """
 
     micro_step_id: str

@@ -2,8 +2,9 @@
 
 An execution's rows share one micro-step, so that its clip sees all its log-probs. Tokens and cost are those of packed
 trees: what several rows of a pack begin with counts once, within an execution and between executions of the group.
-Micro-steps are filled with whole executions up to the budget and evened out by cost; an execution above the budget has
-a micro-step of its own with several packs; a row above the budget has a pack of its own. No row is dropped.
+The budget is that of one replica of a cell in one pass. Each replica's part of a micro-step is filled with whole
+executions up to the budget, and parts are evened out by cost; an execution above the budget has a part of its own with
+several packs; a row above the budget has a pack of its own. No row is dropped.
 """
 
 from collections.abc import Sequence
@@ -26,31 +27,30 @@ def contributes(execution: ExecutionRows) -> bool:
 
 
 def pack(
-    group: int, executions: Sequence[ExecutionRows], *, budget_tokens: int, micro_step_prefix: str
+    group: int,
+    executions: Sequence[ExecutionRows],
+    *,
+    budget_tokens: int,
+    micro_step_prefix: str,
+    replicas: int = 1,
+    share_prefixes: bool = True,
 ) -> list[MicroStep]:
-    """Micro-steps of one group, most expensive first; ids are `{micro_step_prefix}-{index}`.
+    """Micro-steps of one group for cells of `replicas` replicas, most expensive first; ids are
+    `{micro_step_prefix}-{index}`.
 
     Executions that do not contribute are left out (count them with `contributes`); a group without any gives [].
-    Deterministic, and independent of the order of `executions`."""
+    Parts of one micro-step have no pack in common, and neighbours in cost share a micro-step, so that replicas end
+    together. Deterministic, and independent of the order of `executions`."""
     kept = sorted((e for e in executions if contributes(e)), key=lambda e: e.execution_id)
-    group_rows = _GroupRows(kept, budget_tokens)
-    bins = group_rows.bins()
+    group_rows = _GroupRows(kept, budget_tokens, share_prefixes)
+    bins = group_rows.bins(replicas)
     bins.sort(key=lambda members: (-members.size.cost, members.executions))
-    return [
-        MicroStep(
-            micro_step_id=f"{micro_step_prefix}-{index}",
-            groups=[group],
-            executions=[kept[i] for i in members.executions],
-            packs=group_rows.packs(members),
-            tokens=sum(len(row.ids_T) for i in members.executions for row in kept[i].rows),
-            cost=members.size.cost,
-        )
-        for index, members in enumerate(bins)
-    ]
+    parts = [bins[first : first + replicas] for first in range(0, len(bins), replicas)]
+    return [group_rows.micro_step(group, f"{micro_step_prefix}-{index}", mine) for index, mine in enumerate(parts)]
 
 
 class _Bin:
-    """Executions, by index, that will be one micro-step."""
+    """Executions, by index, that one replica does in one micro-step."""
 
     def __init__(self) -> None:
         self.executions: list[int] = []
@@ -63,18 +63,20 @@ def _put(execution: int, target: _Bin, size: Size) -> None:
 
 
 class _GroupRows:
-    def __init__(self, executions: Sequence[ExecutionRows], budget: int) -> None:
+    def __init__(self, executions: Sequence[ExecutionRows], budget: int, share_prefixes: bool) -> None:
+        self._executions = executions
         self._budget = budget
         starts = [0]
         for execution in executions:
             starts.append(starts[-1] + len(execution.rows))
         self._rows = [range(a, b) for a, b in pairwise(starts)]
-        self._shared = SharedRows([row for execution in executions for row in execution.rows])
+        self._shared = SharedRows([row for execution in executions for row in execution.rows], share_prefixes)
         self._sizes = [self._shared.size(rows) for rows in self._rows]
         self._shares = [any(map(self._shared.shares, rows)) for rows in self._rows]
 
-    def bins(self) -> list[_Bin]:
-        """As many as first-fit-decreasing by tokens needs, then even costs where the budget allows."""
+    def bins(self, replicas: int) -> list[_Bin]:
+        """As many as first-fit-decreasing by tokens needs, rounded up so that no replica idles, then even costs where
+        the budget allows."""
         sizes = self._sizes
         by_tokens = sorted(range(len(sizes)), key=lambda i: (-sizes[i].tokens, i))
         by_cost = sorted(range(len(sizes)), key=lambda i: (-sizes[i].cost, i))
@@ -86,7 +88,7 @@ class _GroupRows:
                 fitting = _Bin(), sizes[i]
                 bins.append(fitting[0])
             _put(i, *fitting)
-        even = [_Bin() for _ in bins]
+        even = [_Bin() for _ in range(-(-len(bins) // replicas) * replicas)]
         for i in by_cost:
             options = [(one, self._joined(one, i)) for one in even]
             options = [(one, size) for one, size in options if size.tokens <= self._budget or not one.executions]
@@ -95,16 +97,28 @@ class _GroupRows:
             _put(i, *min(options, key=lambda option: option[1].cost))
         return [one for one in even if one.executions]
 
-    def packs(self, members: _Bin) -> list[list[tuple[int, int]]]:
+    def micro_step(self, group: int, name: str, parts: Sequence[_Bin]) -> MicroStep:
+        order = [i for part in parts for i in part.executions]
+        names = {row: (e, r) for e, i in enumerate(order) for r, row in enumerate(self._rows[i])}
+        executions = [self._executions[i] for i in order]
+        return MicroStep(
+            micro_step_id=name,
+            groups=[group],
+            executions=executions,
+            packs=[[names[row] for row in rows] for part in parts for rows in self._packs(part)],
+            tokens=sum(len(row.ids_T) for execution in executions for row in execution.rows),
+            cost=sum(part.size.cost for part in parts),
+        )
+
+    def _packs(self, members: _Bin) -> list[list[int]]:
         """Forward passes within the budget; rows that begin alike go into the same one."""
-        names = {row: (e, r) for e, i in enumerate(members.executions) for r, row in enumerate(self._rows[i])}
         packs: list[list[int]] = []
-        for row in self._shared.ordered(names):
+        for row in self._shared.ordered(row for i in members.executions for row in self._rows[i]):
             if packs and self._shared.size([*packs[-1], row]).tokens <= self._budget:
                 packs[-1].append(row)
             else:
                 packs.append([row])
-        return [[names[row] for row in rows] for rows in packs]
+        return packs
 
     def _joined(self, one: _Bin, execution: int) -> Size:
         if not self._shares[execution]:

@@ -31,13 +31,15 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class SharedRows:
-    """Rows of one group, named by their index; sizes of any subset."""
+    """Rows of one group, named by their index; sizes of any subset. With `share_prefixes` false, every row is computed
+    whole."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], share_prefixes: bool = True) -> None:
         used = [np.array(row.ids_T[: row.targets[-1]] if row.targets else [], dtype=">u4") for row in rows]
         order = sorted(range(len(used)), key=lambda r: used[r].tobytes())
         self._lengths = [len(used[r]) for r in order]
-        self._common = np.array([_common(used[a], used[b]) for a, b in pairwise(order)], dtype=np.int64)
+        shared = [_common(used[a], used[b]) if share_prefixes else 0 for a, b in pairwise(order)]
+        self._common = np.array(shared, dtype=np.int64)
         self._rank = {row: rank for rank, row in enumerate(order)}
 
     def ordered(self, rows: Iterable[int]) -> list[int]:

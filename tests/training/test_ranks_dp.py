@@ -1,4 +1,4 @@
-"""Data parallelism inside a cell: shares of a micro-step, and real cells against one rank, also with experts."""
+"""Data parallelism inside a cell: real cells against one rank, also with experts."""
 
 import random
 from pathlib import Path
@@ -7,21 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from training_cases import make_executions, make_model, micro_step, rank_processes, trainer_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gyre.training import micro
 from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
 from gyre.training.groups import StoreServer
 from gyre.training.megatron import parallel
-from gyre.training.megatron.pack import pack_rows
 from gyre.training.objective import ObjectiveConfig
-from gyre.training.shares import share
 from gyre.training.trainer import MegatronTrainer
-from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
+from gyre.trajectory.microstep import MicroStep
 from gyre.transport.shm import ShmTransport
 
 LAYOUTS = [
@@ -95,42 +90,6 @@ def test_a_cell_equals_one_rank(
     assert ranks[0]["whole"].keys() == alone["whole"].keys()
     for key, tensor in alone["whole"].items():
         assert float((ranks[0]["whole"][key] - tensor).norm() / tensor.norm()) <= 1e-6, key
-
-
-def bare_execution(name: str, lengths: list[int], first: int = 0) -> ExecutionRows:
-    """Rows that are trained on their last token and, with the same `first`, share all they can."""
-    rows = [Row(ids_T=[first] * n, targets=[n - 1], logprobs=[0.0], versions=[0]) for n in lengths]
-    return ExecutionRows(execution_id=name, advantage=1.0, weight=1.0, rows=rows)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(2, 50), max_size=5), max_size=8),
-    st.integers(1, 4),
-    st.integers(1, 6),
-)
-def test_shares_hold_every_execution_once(shapes: list[list[int]], replicas: int, rows_per_pack: int) -> None:
-    made = [bare_execution(str(i), lengths, first=i // 2) for i, lengths in enumerate(shapes)]
-    step = micro_step("m", made, rows_per_pack)
-    shares = share(step, replicas)
-    assert len(shares) == replicas
-    assert shares == share(step, replicas)
-    assert sorted(e.execution_id for part in shares for e in part.executions) == sorted(map(str, range(len(shapes))))
-    assert sum(part.tokens for part in shares) == step.tokens
-    largest = max((tokens(step, pack) for pack in step.packs), default=0)
-    for part in shares:
-        micro.check(part)
-        assert len(part.packs) <= len(step.packs)
-        assert all(0 < tokens(part, pack) <= largest for pack in part.packs)
-
-
-def tokens(step: MicroStep, pack: list[micro.Entry]) -> int:
-    return pack_rows(micro.rows_of(step, pack), True, torch.device("cpu")).tokens
-
-
-def test_shares_are_balanced_by_cost() -> None:
-    step = micro_step("m", [bare_execution(str(i), [n], first=i) for i, n in enumerate([90, 30, 30, 30])])
-    assert [[e.execution_id for e in part.executions] for part in share(step, 2)] == [["0"], ["1", "2", "3"]]
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,25 @@ EXECUTIONS = st.lists(
 ).map(lambda items: [execution(f"e{i}", *item) for i, item in enumerate(items)])
 
 
-def packed_tokens(step, one):
+def packed_tokens(step, one, share_prefixes=True):
     rows = [step.executions[i].rows[j] for i, j in one]
+    if not share_prefixes:
+        return sum(row.targets[-1] for row in rows if row.targets)
     return SharedRows(rows).size(range(len(rows))).tokens
 
 
 @settings(max_examples=150, deadline=None)
-@given(EXECUTIONS, st.integers(10, 150), st.randoms(use_true_random=False))
-def test_T24_any_number_of_rows_packs_and_none_is_dropped(executions, budget, rng):
-    steps = pack(3, executions, budget_tokens=budget, micro_step_prefix="m")
+@given(
+    EXECUTIONS, st.integers(10, 150), st.sampled_from([1, 1, 2, 3]), st.booleans(), st.randoms(use_true_random=False)
+)
+def test_T24_any_number_of_rows_packs_and_none_is_dropped(executions, budget, replicas, share_prefixes, rng):
+    how = {
+        "budget_tokens": budget,
+        "micro_step_prefix": "m",
+        "replicas": replicas,
+        "share_prefixes": share_prefixes,
+    }
+    steps = pack(3, executions, **how)
     kept = [e for step in steps for e in step.executions]
     assert sorted(e.execution_id for e in kept) == sorted(e.execution_id for e in executions if contributes(e))
     for step in steps:
@@ -49,13 +59,16 @@ def test_T24_any_number_of_rows_packs_and_none_is_dropped(executions, budget, rn
         rows = [(i, j) for i, e in enumerate(step.executions) for j in range(len(e.rows))]
         assert sorted(entries) == rows
         for one in step.packs:
-            assert packed_tokens(step, one) <= budget or len(one) == 1
+            assert packed_tokens(step, one, share_prefixes) <= budget or len(one) == 1
         assert step.tokens == sum(len(row.ids_T) for e in step.executions for row in e.rows)
-        assert len(step.packs) == 1 or len(step.executions) == 1  # a scoring pass only where one execution needs it
+        # At most one part for each replica, and several packs in a part only where one execution needs them.
+        several = {i for i in range(len(step.executions)) if sum(i in dict(one) for one in step.packs) > 1}
+        assert all(len(dict(one)) == 1 for one in step.packs if several & set(dict(one)))
+        assert len(several) + sum(not several & set(dict(one)) for one in step.packs) <= replicas
     assert len({step.micro_step_id for step in steps}) == len(steps)
     shuffled = executions.copy()
     rng.shuffle(shuffled)
-    assert pack(3, shuffled, budget_tokens=budget, micro_step_prefix="m") == steps
+    assert pack(3, shuffled, **how) == steps
 
 
 def test_T26_costs_are_balanced_and_bins_are_full():
@@ -84,6 +97,13 @@ def test_shared_prefixes_count_once():
     assert len(step.packs) == 1
     assert (step.tokens, packed_tokens(step, step.packs[0])) == (400, 80 + 4 * 19)
     assert len(pack(0, executions, budget_tokens=80 + 4 * 19 - 1, micro_step_prefix="m")) == 2
+
+
+def test_rows_that_are_computed_whole_count_whole():
+    executions = [execution(f"e{i}", [100, 100], prefix=80) for i in range(2)]
+    for budget, packs in ((4 * 99, [[4]]), (4 * 99 - 1, [[2], [2]]), (2 * 99 - 1, [[1, 1], [1, 1]])):
+        steps = pack(0, executions, budget_tokens=budget, micro_step_prefix="m", share_prefixes=False)
+        assert [[len(one) for one in step.packs] for step in steps] == packs
 
 
 TREES = st.recursive(

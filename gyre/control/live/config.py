@@ -72,7 +72,7 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parallel: ParallelConfig = ParallelConfig()
     precision: Precision = "float32"
     share_prefixes: bool = True
-    """False: every row is computed whole. `admission.micro_step_tokens` counts a shared prefix once all the same."""
+    """False: every row is computed whole, and counts whole in `admission.micro_step_tokens`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: Positive = 1
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -99,7 +99,7 @@ class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     J_max: Positive | None = 5
     """Trajectories per execution."""
     micro_step_tokens: Positive = 4096
-    """Token budget of one forward pass."""
+    """Token budget of one forward pass of one replica. What several rows of a pass begin with counts once."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

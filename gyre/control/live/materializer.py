@@ -16,10 +16,22 @@ from gyre.trajectory.tree import TrajectoryTree
 class LiveMaterializer:
     """Reads the run store; deterministic for a run seed and the group's records."""
 
-    def __init__(self, store: RunStore, *, j_max: int | None, budget_tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        *,
+        j_max: int | None,
+        budget_tokens: int,
+        replicas: int,
+        share_prefixes: bool,
+        seed: int,
+    ) -> None:
+        """`replicas` of a cell share out a micro-step; `budget_tokens` is what one of them takes in a pass."""
         self._store = store
         self._j_max = j_max
         self._budget_tokens = budget_tokens
+        self._replicas = replicas
+        self._share_prefixes = share_prefixes
         self._seed = seed
 
     async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[MicroStep]:
@@ -37,7 +49,14 @@ class LiveMaterializer:
             tree = TrajectoryTree.from_records(records)
             admitted = admit(tree, j_max=self._j_max, seed=self._stream(execution_id))
             executions.append(build_execution(tree, admitted, advantage=advantage, batch_executions=batch_executions))
-        return pack(group.group, executions, budget_tokens=self._budget_tokens, micro_step_prefix=f"g{group.group}")
+        return pack(
+            group.group,
+            executions,
+            budget_tokens=self._budget_tokens,
+            micro_step_prefix=f"g{group.group}",
+            replicas=self._replicas,
+            share_prefixes=self._share_prefixes,
+        )
 
     def _stream(self, execution_id: str) -> int:
         """A random seed of its own for every execution, the same in a resumed run and on every machine."""

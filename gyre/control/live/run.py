@@ -148,7 +148,12 @@ async def _train(
         ShuffledQueries(list(tasks), config.seed),
         LiveExecutions(fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets),
         LiveMaterializer(
-            store, j_max=config.admission.J_max, budget_tokens=config.admission.micro_step_tokens, seed=config.seed
+            store,
+            j_max=config.admission.J_max,
+            budget_tokens=config.admission.micro_step_tokens,
+            replicas=config.trainer.parallel.data,
+            share_prefixes=config.trainer.share_prefixes,
+            seed=config.seed,
         ),
         cells,
         journal,
