@@ -32,7 +32,7 @@ def steps_table(summary: RunSummary) -> Table:
 
 
 def transitions_table(summary: RunSummary) -> Table:
-    table = _table("Role transitions", "t", "cell", "from → to", "calls in flight", "rerouted", "seconds")
+    table = _table("Role transitions", "t", "cell", "from → to", "calls in flight", "rerouted", "with KV", "seconds")
     for event in summary.transitions:
         table.add_row(
             f"{event.t:.1f}",
@@ -40,6 +40,7 @@ def transitions_table(summary: RunSummary) -> Table:
             f"{event.source} → {event.target}",
             str(event.calls_in_flight),
             str(event.rerouted),
+            str(event.with_kv),
             f"{event.seconds:.2f}",
         )
     return table
@@ -136,8 +137,11 @@ def facts(summary: RunSummary) -> Table:
     table.add_row("executions", f"{len(summary.executions)} started: {closed}")
     moved = [t for t in summary.transitions if t.target == "training"]
     rerouted = sum(transition.rerouted for transition in summary.transitions)
+    with_kv = sum(transition.with_kv for transition in summary.transitions)
     table.add_row(
-        "transitions", f"{len(moved)} to training, calls rerouted: {rerouted}, late joins: {len(summary.joins)}"
+        "transitions",
+        f"{len(moved)} to training, calls rerouted: {rerouted} ({with_kv} with their KV), "
+        f"late joins: {len(summary.joins)}",
     )
     proxy = summary.proxy
     table.add_row(

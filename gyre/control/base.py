@@ -95,6 +95,11 @@ class Materializer(Protocol[W_co]):
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     calls_in_flight: int
     rerouted: int
+    with_kv: int
+    """Of the rerouted ones, how many took their KV along."""
+
+
+NO_CALLS = Handoff(calls_in_flight=0, rerouted=0, with_kv=0)
 
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +156,7 @@ class EssentialLost(GyreError):
 
 class Cells(Protocol[W_contra]):
     """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different members may run
-    concurrently. Calls of one engine never do, and of one trainer only `train`.
+    concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
 
     Every method raises MemberLost when a member that it needs died or missed its deadline: its own, or the core's
     trainer. It is gone then, and `replace` brings a new one.
@@ -189,8 +194,12 @@ class Cells(Protocol[W_contra]):
         """Brings the core's weights to `engines`, which serve rollouts."""
         ...
 
-    async def checkpoint(self, version: int) -> str:
-        """Saves what `version` needs to be resumed; returns the path."""
+    async def checkpoint(self, version: int) -> None:
+        """Copies what `version` needs to be resumed and begins to write it. No other checkpoint is being written."""
+        ...
+
+    async def checkpoint_written(self, version: int) -> str:
+        """Returns the path when the checkpoint is complete. Raises CheckpointFailed when it cannot be written."""
         ...
 
     async def next_loss(self) -> Loss:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from gyre.control.base import Cells, Handoff, Member, MemberLost, Probe, W
+from gyre.control.base import NO_CALLS, Cells, Handoff, Member, MemberLost, Probe, W
 from gyre.control.board import Board
 from gyre.control.members import Members
 from gyre.core.errors import GyreError
@@ -62,7 +62,7 @@ class Rollout(Generic[W]):
         except MemberLost:
             # Its calls were rerouted because it died; its replacement starts without memory.
             await self._board.signal.until(lambda: self._members.alive("engine", engine))
-            return Handoff(calls_in_flight=0, rerouted=0)
+            return NO_CALLS
 
     async def publish(self, version: int) -> list[Probe]:
         async with self._publishing:

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Generic
 
-from gyre.control.base import Cells, MemberLost, W
+from gyre.control.base import NO_CALLS, Cells, Handoff, MemberLost, W
 from gyre.control.batches import Packer
 from gyre.control.board import Board
 from gyre.control.crew import Crew, together
@@ -185,7 +185,7 @@ class Transitions(Generic[W]):
                 await self._rollout.enter(cell)
             elif self.members == cell:
                 await self._register(cell)
-        self._finished(cell, "rollout", target, started, handoff.calls_in_flight, handoff.rerouted)
+        self._finished(cell, "rollout", target, started, handoff)
         board.reset_timer()
         board.changed()
 
@@ -235,7 +235,7 @@ class Transitions(Generic[W]):
             with contextlib.suppress(MemberLost):
                 await self._health.attempt(self._cells.leave_training(cell))
         await self._rollout.enter(cell)
-        self._finished(cell, "training", "rollout", started, 0, 0)
+        self._finished(cell, "training", "rollout", started, NO_CALLS)
 
     def _started(self, cell: int, source: Role, target: Role) -> float:
         board = self._board
@@ -252,7 +252,7 @@ class Transitions(Generic[W]):
         )
         return now
 
-    def _finished(self, cell: int, source: Role, target: Role, started: float, calls: int, rerouted: int) -> None:
+    def _finished(self, cell: int, source: Role, target: Role, started: float, calls: Handoff) -> None:
         board = self._board
         now = board.clock.now()
         board.roles[cell] = target
@@ -262,8 +262,9 @@ class Transitions(Generic[W]):
                 cell=cell,
                 source=source,
                 target=target,
-                calls_in_flight=calls,
-                rerouted=rerouted,
+                calls_in_flight=calls.calls_in_flight,
+                rerouted=calls.rerouted,
+                with_kv=calls.with_kv,
                 seconds=now - started,
             )
         )

@@ -66,6 +66,8 @@ class TransitionFinished(_Event, frozen=True, kw_only=True, tag="transition_fini
     """Model calls that were running on the cell when it stopped admitting."""
     rerouted: int
     """Of these, how many went on at another engine."""
+    with_kv: int = 0
+    """Of these, how many took their KV along; the context of the others was computed anew."""
     seconds: float
 
 
@@ -139,8 +141,14 @@ class Published(_Event, frozen=True, kw_only=True, tag="published"):
 
 
 class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """The checkpoint is complete on disk. Later versions may be published by then."""
+
     version: int
     path: str
+    copy_seconds: float = 0.0
+    """The publication waited for this copy in memory."""
+    write_seconds: float = 0.0
+    """The run went on meanwhile."""
 
 
 class LedgerSampled(_Event, frozen=True, kw_only=True, tag="ledger"):
@@ -174,7 +182,7 @@ class ProcessLost(_Event, frozen=True, kw_only=True, tag="process_lost"):
     """A process died, or was given up because it made no progress."""
 
     name: str
-    """"engine-1", "engine-pool1", "trainer-1" (all ranks of the cell), "proxy", "runner"."""
+    """"engine-1", "engine-pool1", "trainer-1" (all ranks of the cell), "proxy-0", "runner"."""
     detail: str
 
 

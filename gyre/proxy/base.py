@@ -35,6 +35,8 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     calls_in_flight: int
     rerouted: int
+    with_kv: int
+    """Of the rerouted ones, how many took their KV along; the context of the others is computed anew."""
     failed: int
     """Calls whose harness saw an error because of the drain; must be 0."""
 

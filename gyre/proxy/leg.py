@@ -20,7 +20,11 @@ class Leg:
         """The engine was asked to let go of it."""
         self.moved = False
         """It ended before the answer was complete, and the call goes on elsewhere."""
-        self._engine = engine
+        self.aborted = False
+        """The engine itself ended it, so it lives and has the KV."""
+        self.kv_tokens = 0
+        """Tokens whose KV went along to where the call goes on."""
+        self.engine = engine
         self._received: asyncio.Queue[_Item] = asyncio.Queue()
         self._task = asyncio.create_task(self._receive())
 
@@ -49,6 +53,7 @@ class Leg:
             if not len(item.output_ids) == len(item.logprobs) == len(item.versions):
                 raise InvariantViolation(f"engine of cell {self.cell} sent a chunk with lists of unequal length")
             first = False
+            self.aborted = item.finish == "abort"
             yield item
             if item.finish is not None:
                 return
@@ -56,7 +61,7 @@ class Leg:
     async def leave(self) -> None:
         """Asks the engine to end the request now and to deliver what it has."""
         self.leaving = True
-        await self._engine.abort(self.request.request_id)
+        await self.engine.abort(self.request.request_id)
 
     def cut(self) -> None:
         """Ends the leg from this side; what was received stays readable."""
@@ -64,7 +69,7 @@ class Leg:
 
     async def _receive(self) -> None:
         try:
-            async with aclosing(self._engine.generate(self.request)) as stream:  # type: ignore[type-var]
+            async with aclosing(self.engine.generate(self.request)) as stream:  # type: ignore[type-var]
                 async for chunk in stream:
                     self._received.put_nowait(chunk)
         except GyreError as error:

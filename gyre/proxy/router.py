@@ -1,14 +1,15 @@
 """Carries model calls to engines and keeps them alive while cells change their role.
 
 An execution stays on one engine while that engine admits. A call whose engine stops (drain, crash, abort) goes on at
-another one from the tokens already produced; while no engine admits, it is held. What was yielded is never taken back.
+another one from the tokens already produced, and takes its KV along when the engine still has it; while no engine
+admits, it is held. What was yielded is never taken back.
 """
 
 import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, Sampling
 from gyre.proxy.base import DrainReport, EngineRoute
 from gyre.proxy.errors import CallError, Fault
+from gyre.proxy.handoff import hand_off
 from gyre.proxy.leg import Leg
 from gyre.proxy.placement import place, relocate
 
@@ -45,11 +47,13 @@ class EngineLink(Protocol):
 
 class RouterLimits(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: float
-    """How long a call may wait for an admitting engine."""
+    """How long a call may be without an engine that produces something for it, from the first time it must wait."""
     stall_s: float
     """How long an admitting engine may deliver nothing for a call."""
     drain_s: float
     """How long a leaving engine may take to hand over its partial outputs before they are cut here."""
+    handoff_s: float = 10.0
+    """How long the KV of a call that moves may take; afterwards its context is computed anew."""
     retry_s: float = 0.25
     """Rest before an engine that failed is asked again."""
 
@@ -91,8 +95,13 @@ class Router:
         """
         produced: list[int] = []
         resting: set[int] = set()
+        held_until: float | None = None
         while True:
-            route = await self._admit(execution_id, resting)
+            route = self._choose(execution_id, resting)
+            if route is None:
+                # Engines that admit a call and fail it do not begin a new wait.
+                held_until = held_until or asyncio.get_running_loop().time() + self._limits.hold_s
+                route = await self._hold(execution_id, resting, held_until)
             request = GenerateRequest(
                 request_id=f"{execution_id}/{next(self._request_numbers)}",
                 input_ids=TokenIds(prompt_ids + produced) if produced else prompt_ids,
@@ -120,6 +129,15 @@ class Router:
                         # The first request to abort may have come before the engine knew this call.
                         await _leave(leg)
                 leg.moved = True
+                if leg.leaving and leg.aborted:
+                    # The drain waits for this leg, so its engine keeps its memory until here.
+                    leg.kv_tokens = await hand_off(
+                        request.request_id,
+                        prompt_ids + produced,
+                        leg.engine,
+                        self._destinations(execution_id, resting),
+                        self._limits.handoff_s,
+                    )
             except (PeerLost, NotReady):
                 leg.moved = True
                 resting.add(route.cell)
@@ -131,7 +149,9 @@ class Router:
                 self._legs.discard(leg)
                 self._leg_ended.set()
                 self._leg_ended = asyncio.Event()
-            if len(produced) == before and not leg.leaving:
+            if len(produced) > before:
+                held_until = None
+            elif not leg.leaving:
                 # An engine that aborts at once is not asked in a busy loop.
                 resting.add(route.cell)
 
@@ -151,6 +171,7 @@ class Router:
         return DrainReport(
             calls_in_flight=len(legs),
             rerouted=sum(leg.moved for leg in legs),
+            with_kv=sum(leg.kv_tokens > 0 for leg in legs),
             failed=self.transition_errors - errors_before,
         )
 
@@ -161,15 +182,13 @@ class Router:
         while any(leg in self._legs for leg in legs):
             await self._leg_ended.wait()
 
-    async def _admit(self, execution_id: str, resting: set[int]) -> EngineRoute:
-        """The engine for the next leg. Engines in `resting` failed this call a moment ago; they are asked again only
-        after a rest, and only when no other admits."""
-        route = self._choose(execution_id, resting)
-        if route is not None:
-            return route
+    async def _hold(self, execution_id: str, resting: set[int], until: float) -> EngineRoute:
+        """Waits for the engine of the next leg. Engines in `resting` failed this call a moment ago; they are asked again
+        only after a rest, and only when no other admits."""
+        route = None
         self.held += 1
         try:
-            async with asyncio.timeout(self._limits.hold_s):
+            async with asyncio.timeout_at(until):
                 while route is None:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._limits.retry_s if resting else None):
@@ -196,6 +215,12 @@ class Router:
         route = place(candidates, assigned, execution_id) if home is None else relocate(candidates, assigned)
         self._home[execution_id] = route.cell
         return route
+
+    def _destinations(self, execution_id: str, resting: set[int]) -> Iterator[Engine]:
+        """The engine of the next leg. Asked again, that one is taken for lost and rests."""
+        while (route := self._choose(execution_id, resting)) is not None:
+            yield self._engine(route.address)
+            resting.add(route.cell)
 
     def _engine(self, address: str) -> Engine:
         if address not in self._links:

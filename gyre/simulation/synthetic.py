@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gyre.control.base import Handoff, Loss, Member, Publication, ReadyGroup, UpdateStats, WorkResult
+from gyre.control.base import NO_CALLS, Handoff, Loss, Member, Publication, ReadyGroup, UpdateStats, WorkResult
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event
@@ -44,7 +44,9 @@ class CellTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     publication_s: float = 60.0
     update_s: float = 0.0
     """One optimizer update with its reduction, and the broadcast when it is not the burst's last."""
-    checkpoint_s: float = 0.0
+    checkpoint_copy_s: float = 0.0
+    """A publication waits for the copy of what is saved, and not for its writing."""
+    checkpoint_write_s: float = 0.0
 
 
 class SimCells:
@@ -58,6 +60,8 @@ class SimCells:
         self._busy: set[int] = set()
         self._version = version
         self._published = version
+        self._saving: int | None = None
+        """Version of the checkpoint that is being written."""
         self._training: dict[int, int] = {}
         """Cell → version of the weights it holds for training."""
         self._engines: dict[int, int] = {}
@@ -76,7 +80,7 @@ class SimCells:
         self._demand(cell not in self.admitting, f"Cell {cell} leaves rollout while it admits.")
         del self._engines[cell]
         await self._spend(cell, self._times.to_training_s)
-        return Handoff(calls_in_flight=0, rerouted=0)
+        return NO_CALLS
 
     async def enter_training(self, cell: int, version: int) -> None:
         self._demand(version == self._version, f"Cell {cell} pulls version {version} from a core at {self._version}.")
@@ -114,9 +118,16 @@ class SimCells:
         self._engines = dict.fromkeys(self._engines, version)
         return Publication()
 
-    async def checkpoint(self, version: int) -> str:
+    async def checkpoint(self, version: int) -> None:
         self._demand(version == self._version, f"Version {version} is saved by a core at {self._version}.")
-        await self._clock.sleep(self._times.checkpoint_s)
+        self._demand(self._saving is None, f"Version {version} is saved while {self._saving} is being written.")
+        self._saving = version
+        await self._clock.sleep(self._times.checkpoint_copy_s)
+
+    async def checkpoint_written(self, version: int) -> str:
+        self._demand(version == self._saving, f"Version {version} is awaited while {self._saving} is being written.")
+        await self._clock.sleep(self._times.checkpoint_write_s)
+        self._saving = None
         return f"simulated/{version}"
 
     async def next_loss(self) -> Loss:

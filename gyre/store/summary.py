@@ -140,6 +140,7 @@ def as_json(summary: RunSummary) -> dict[str, Any]:
                 "to": transition.target,
                 "calls_in_flight": transition.calls_in_flight,
                 "rerouted": transition.rerouted,
+                "with_kv": transition.with_kv,
                 "seconds": transition.seconds,
             }
             for transition in summary.transitions

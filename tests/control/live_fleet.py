@@ -44,7 +44,7 @@ class ProxyThatRecords:
 
     async def drain(self, cell: int) -> DrainReport:
         assert cell not in self.admitting
-        return DrainReport(calls_in_flight=0, rerouted=0, failed=0)
+        return DrainReport(calls_in_flight=0, rerouted=0, with_kv=0, failed=0)
 
 
 def make_policy(path: Path) -> Path:

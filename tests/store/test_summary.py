@@ -51,7 +51,15 @@ def test_the_json_document_has_exactly_the_promised_keys() -> None:
         "harness_errors_from_transitions",
     }
     assert set(document["steps"][0]) == {"step", "reward_mean", "staleness_mean", "logprob_gap_max", "seconds"}
-    assert set(document["transitions"][0]) == {"cell", "from", "to", "calls_in_flight", "rerouted", "seconds"}
+    assert set(document["transitions"][0]) == {
+        "cell",
+        "from",
+        "to",
+        "calls_in_flight",
+        "rerouted",
+        "with_kv",
+        "seconds",
+    }
     assert (document["transitions"][0]["from"], document["transitions"][0]["to"]) == ("rollout", "training")
     assert document["joins"][0] == {"cell": 1, "step": 1, "micro_steps": 1}
     assert document["executions"][0] == {

@@ -26,7 +26,7 @@ from gyre.control.base import (
 )
 from gyre.control.live.config import RunConfig
 from gyre.control.live.processes import Fleet
-from gyre.core.errors import GroupBroken, GyreError, InvariantViolation, PeerLost
+from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation, PeerLost
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
 from gyre.proxy.base import DrainReport
@@ -83,7 +83,7 @@ class LiveCells:
             return report
 
         report = await self._engine(cell, leave)
-        return Handoff(calls_in_flight=report.calls_in_flight, rerouted=report.rerouted)
+        return Handoff(calls_in_flight=report.calls_in_flight, rerouted=report.rerouted, with_kv=report.with_kv)
 
     async def enter_training(self, cell: int, version: int) -> None:
         weights = None if cell == CORE else await self._core_snapshot(version)
@@ -175,11 +175,14 @@ class LiveCells:
                 probes.append(await self._probe(engine, *answer))
         return Publication(probes=probes, failed=failed)
 
-    async def checkpoint(self, version: int) -> str:
+    async def checkpoint(self, version: int) -> None:
         path = self._run_dir.checkpoint_path(version)
         await self._trainer(CORE, lambda core: core.save(str(path)))
+
+    async def checkpoint_written(self, version: int) -> str:
+        await self._trainer(CORE, lambda core: core.saved())
         self._run_dir.prune_checkpoints(self._config.keep_checkpoints)
-        return str(path)
+        return str(self._run_dir.checkpoint_path(version))
 
     async def next_loss(self) -> Loss:
         return await self._fleet.losses.get()
@@ -252,12 +255,13 @@ class LiveCells:
         return await self._call(Member("trainer", cell), call, seconds or self._deadlines.call_s)
 
     async def _call(self, member: Member, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
-        """Raises MemberLost for whatever goes wrong on the member but a broken guarantee or a broken reduction."""
+        """Raises MemberLost for whatever goes wrong on the member but a broken guarantee, a broken reduction or a disk
+        that does not take a checkpoint."""
         started = self._fleet.member(member)
         try:
             async with asyncio.timeout(seconds):
                 return await call(started.connection.stub)
-        except (InvariantViolation, GroupBroken, EssentialLost):
+        except (InvariantViolation, GroupBroken, CheckpointFailed, EssentialLost):
             raise
         except TimeoutError as error:
             await self._fleet.kill(started)
