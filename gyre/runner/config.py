@@ -9,8 +9,6 @@ from gyre.sandboxes import Limits
 class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run_dir: str
     """Absolute path of the run directory."""
-    proxy_socket: str
-    """Unix socket on which the proxy worker serves harnesses."""
     window: ContextWindow
     """The policy's, which harnesses must not overflow."""
     harness_root: str = ""

@@ -73,7 +73,7 @@ class HarnessRunner:
             workdir=task.workdir,
             env={**task.env, **launch.env},
             mounts=[Mount(source=source, target=target) for target, source in launch.mounts.items()],
-            proxy_socket=Path(self._config.proxy_socket),
+            proxy_socket=Path(access.socket) if access.socket else None,
             limits=msgspec.structs.replace(limits, memory_mb=max(limits.memory_mb, task.limits.memory_mb or 0)),
         )
         sandbox = BubblewrapSandbox(spec)

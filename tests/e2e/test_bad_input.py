@@ -66,3 +66,9 @@ def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert f"rollout.port = {port} cannot be used" in error
     assert error.count("\n") == 1
+
+
+def test_one_port_for_several_proxy_workers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["rollout.port=8000", "rollout.proxy_workers=2"]
+    assert main(["train", QUICKSTART, *overrides, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "rollout.port = 8000 is one proxy worker's" in capsys.readouterr().err

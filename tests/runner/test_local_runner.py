@@ -22,10 +22,9 @@ def store(tmp_path: Path) -> RunStore:
 
 
 @pytest.fixture
-async def runner(tmp_path: Path, shell_root: Path, proxy_socket: Path, store: RunStore) -> AsyncIterator[LocalRunner]:
+async def runner(tmp_path: Path, shell_root: Path, store: RunStore) -> AsyncIterator[LocalRunner]:
     config = RunnerConfig(
         run_dir=str(tmp_path / "run"),
-        proxy_socket=str(proxy_socket),
         window=WINDOW,
         harness_root=str(shell_root),
         max_boots=2,
@@ -36,12 +35,12 @@ async def runner(tmp_path: Path, shell_root: Path, proxy_socket: Path, store: Ru
 
 
 async def test_a_completed_execution(
-    runner: LocalRunner, write_task: TaskWriter, store: RunStore, tmp_path: Path
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, tmp_path: Path, proxy_socket: Path
 ) -> None:
     check = "grep -x 'http://127.0.0.1:8080/x/secret key-1' out && [ -f seed ] && echo 1 > /logs/verifier/reward.txt"
-    task = write_task('cat ~/notes/hello; echo "$MODEL_URL $MODEL_KEY" > out', check)
-    await runner.start(make_spec("e-0", task))
-    await runner.start(make_spec("e-0", task))
+    task = write_task('cat ~/notes/hello; [ -S /run/proxy.sock ] && echo "$MODEL_URL $MODEL_KEY" > out', check)
+    await runner.start(make_spec("e-0", task, socket=proxy_socket))
+    await runner.start(make_spec("e-0", task, socket=proxy_socket))
     await runner.wait_closed("e-0")
     report = await runner.wait("e-0")
     assert (report.outcome.validity, report.outcome.reward, report.outcome.cause) == (Validity.VALID, 1.0, "completed")

@@ -45,11 +45,9 @@ def harness(request: pytest.FixtureRequest, harness_root: Path) -> str:
 
 
 @pytest.fixture
-async def runner(tmp_path: Path, harness_root: Path, proxy_socket: Path) -> AsyncIterator[LocalRunner]:
+async def runner(tmp_path: Path, harness_root: Path) -> AsyncIterator[LocalRunner]:
     (tmp_path / "run").mkdir()
-    config = RunnerConfig(
-        run_dir=str(tmp_path / "run"), proxy_socket=str(proxy_socket), window=WINDOW, harness_root=str(harness_root)
-    )
+    config = RunnerConfig(run_dir=str(tmp_path / "run"), window=WINDOW, harness_root=str(harness_root))
     runner = LocalRunner(config, RunStore(tmp_path / "run/gyre.sqlite"))
     yield runner
     await runner.shutdown()
@@ -67,7 +65,8 @@ async def test_one_execution(runner: LocalRunner, harness: str, write_task: Task
     task = write_task(INSTRUCTION, "grep -qx hi out.txt && echo 1 > /logs/verifier/reward.txt")
     proxy_socket.unlink()
     async with serving(ScriptedModel(commands), proxy_socket) as model:
-        await runner.start(make_spec("e-0", task, harness, boot_s=60, harness_s=300, evaluation_s=60, overall_s=400))
+        budgets = {"boot_s": 60, "harness_s": 300, "evaluation_s": 60, "overall_s": 400}
+        await runner.start(make_spec("e-0", task, harness, socket=proxy_socket, **budgets))
         report = await runner.wait("e-0")
     assert (report.outcome.validity, report.outcome.reward, report.outcome.cause) == (Validity.VALID, 1.0, "completed")
     assert len(model.bodies) == 3
@@ -86,6 +85,8 @@ async def test_t31_a_harness_that_waits_for_the_model_is_ended_and_scored(
 ) -> None:
     """The proxy accepts and never answers, as while calls are held."""
     task = write_task("Wait.", "echo 0.5 > /logs/verifier/reward.txt")
-    await runner.start(make_spec("e-0", task, harness, harness_s=2, evaluation_s=60, overall_s=180))
+    await runner.start(
+        make_spec("e-0", task, harness, socket=proxy_socket, harness_s=2, evaluation_s=60, overall_s=180)
+    )
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.reward, outcome.cause) == (Validity.VALID, 0.5, "harness_timeout")

@@ -22,10 +22,11 @@ from gyre.store import RunStore
 
 
 class Worker:
-    def __init__(self, process: LocalProcess, runner: Runner, run_dir: Path) -> None:
+    def __init__(self, process: LocalProcess, runner: Runner, run_dir: Path, socket: Path) -> None:
         self.process = process
         self.runner = runner
         self.run_dir = run_dir
+        self.socket = socket
 
 
 @pytest.fixture
@@ -33,9 +34,7 @@ async def worker(tmp_path: Path, shell_root: Path, proxy_socket: Path) -> AsyncI
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     RunStore(run_dir / "gyre.sqlite").close()
-    config = RunnerConfig(
-        run_dir=str(run_dir), proxy_socket=str(proxy_socket), window=WINDOW, harness_root=str(shell_root)
-    )
+    config = RunnerConfig(run_dir=str(run_dir), window=WINDOW, harness_root=str(shell_root))
     spec = ProcessSpec(
         name="runner",
         entry="shell_worker:main",
@@ -45,7 +44,7 @@ async def worker(tmp_path: Path, shell_root: Path, proxy_socket: Path) -> AsyncI
     async with LocalLauncher(tmp_path) as launcher:
         process = await launcher.start(spec)
         connection = connect(Runner, process.address, launcher.secret)
-        yield Worker(process, connection.stub, run_dir)
+        yield Worker(process, connection.stub, run_dir, proxy_socket)
         await connection.close()
 
 
@@ -57,7 +56,7 @@ async def started_daemons(worker: Worker, write_task: TaskWriter) -> list[psutil
     task = write_task(f"setsid -f {stay} daemon {marker}; {stay} main {marker}")
     for name in ("daemon", "main"):
         os.mkfifo(task / "environment/workspace" / name)
-    await worker.runner.start(make_spec("e-0", task))
+    await worker.runner.start(make_spec("e-0", task, socket=worker.socket))
     app = worker.run_dir / "workspaces/e-0/app"
     while not (app / "main").exists():  # noqa: ASYNC110 — a FIFO cannot be waited for before it exists
         await asyncio.sleep(0.01)

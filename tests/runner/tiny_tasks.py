@@ -14,11 +14,13 @@ class TaskWriter(Protocol):
     def __call__(self, instruction: str, test: str = ..., name: str = ..., manifest: str = ...) -> Path: ...
 
 
-def make_spec(execution_id: str, task: Path, harness: str = "shell", **budgets: float) -> ExecutionSpec:
+def make_spec(
+    execution_id: str, task: Path, harness: str = "shell", *, socket: Path | str = "", **budgets: float
+) -> ExecutionSpec:
     return ExecutionSpec(
         execution_id=execution_id,
         task=str(task),
         harness=harness,
-        access=SessionAccess(path="/x/secret", api_key="key-1"),
+        access=SessionAccess(path="/x/secret", api_key="key-1", socket=str(socket)),
         budgets=Budgets(**{"boot_s": 20, "harness_s": 20, "evaluation_s": 20, "overall_s": 60, **budgets}),
     )

@@ -64,6 +64,8 @@ class RolloutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_new_tokens: Positive
     port: int | None = None
     """Also serve harnesses on this loopback TCP port; by default only sandboxes reach the proxy."""
+    proxy_workers: Positive = 1
+    """Processes that executions are spread over; one serves a few hundred calls per second."""
 
 
 class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,10 +137,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             port=self.rollout.port,
         )
 
-    def runner_config(self, run_dir: RunDir, socket: str) -> RunnerConfig:
+    def runner_config(self, run_dir: RunDir) -> RunnerConfig:
         return RunnerConfig(
             run_dir=str(run_dir.root),
-            proxy_socket=socket,
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
         )
@@ -185,6 +186,11 @@ def check(config: RunConfig, where: str) -> None:
         raise ConfigError(
             f"{where}: rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
             f"rollout.max_context = {config.rollout.max_context}; it must be smaller"
+        )
+    if config.rollout.port is not None and config.rollout.proxy_workers > 1:
+        raise ConfigError(
+            f"{where}: rollout.port = {config.rollout.port} is one proxy worker's, and rollout.proxy_workers = "
+            f"{config.rollout.proxy_workers}; leave one of them out"
         )
     if config.rollout.top_p != 1.0:
         raise ConfigError(

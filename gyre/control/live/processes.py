@@ -1,8 +1,8 @@
 """Starts every process of a run through a `Launcher`, watches that they live, and starts members anew.
 
-One proxy worker, one runner, and per cell an engine and a trainer, which has a process per rank; pool engines have
-negative indices and no trainer. A replaced member has a new name (`engine-1.2` is the second replacement of engine-1),
-so its sockets and logs are its own.
+Proxy workers, a runner, and per cell an engine and a trainer, which has a process per rank; pool engines have negative
+indices and no trainer. A replaced member has a new name (`engine-1.2` is the second replacement of engine-1), so its
+sockets and logs are its own.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from gyre.control.live.config import RunConfig
 from gyre.engines.base import Engine
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
+from gyre.proxy.proxies import Proxies
 from gyre.rpc import Connection, connect
 from gyre.runner.base import Runner
 from gyre.store import RunDir
@@ -54,7 +55,7 @@ class Fleet:
         self._config = config
         self._run_dir = run_dir
         self.transport_root = str(scratch / "weights")
-        self._socket = str(scratch / "http.sock")
+        self._scratch = scratch
         self._store = store
         self._members: dict[Member, Started] = {}
         self._incarnations: Counter[Member] = Counter()
@@ -65,16 +66,16 @@ class Fleet:
 
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
-        proxy_config = self._config.proxy_config(self._run_dir, self._socket)
-        runner_config = self._config.runner_config(self._run_dir, self._socket)
+        runner_config = self._config.runner_config(self._run_dir)
 
-        async def start_proxy() -> None:
-            self.proxy = await self._start_essential("proxy", "gyre.proxy.worker:main", proxy_config, ProxyControl)
+        async def start_proxies() -> None:
+            workers = range(self._config.rollout.proxy_workers)
+            self.proxy = Proxies(await together(*(self._start_proxy(f"proxy-{worker}") for worker in workers)))
 
         async def start_runner() -> None:
             self.runner = await self._start_essential("runner", "gyre.runner.worker:main", runner_config, Runner)
 
-        await together(start_proxy(), start_runner(), self.start_members())
+        await together(start_proxies(), start_runner(), self.start_members())
 
     async def start_members(self) -> None:
         """All engines and trainers. Cells that never serve (policy async) have no engine."""
@@ -140,7 +141,7 @@ class Fleet:
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.processes))
 
     async def essential_end(self) -> tuple[str, str]:
-        """Returns when the proxy or the runner has ended: its name, and how in one sentence."""
+        """Returns when a proxy worker or the runner has ended: its name, and how in one sentence."""
         return await self._first_end(self._essential)
 
     async def close(self) -> None:
@@ -163,6 +164,10 @@ class Fleet:
         ended = done.pop()
         name = waits[ended].spec.name
         return name, f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log"
+
+    async def _start_proxy(self, name: str) -> ProxyControl:
+        config = self._config.proxy_config(self._run_dir, str(self._scratch / f"{name}.sock"))
+        return await self._start_essential(name, "gyre.proxy.worker:main", config, ProxyControl)
 
     async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:
         process = await self._launch(name, entry, config, START_TIMEOUT_S)
