@@ -10,6 +10,7 @@ from typing import Generic
 from gyre.control.base import Cells, Executions, Journal, Materializer, Queries, W
 from gyre.control.batches import Packer
 from gyre.control.board import Board
+from gyre.control.checkpoints import Checkpoints
 from gyre.control.crew import Crew
 from gyre.control.dispatch import Dispatcher
 from gyre.control.members import Limits, Members
@@ -45,7 +46,7 @@ class Controller(Generic[W]):
         `lanes` is how many micro-steps a cell has under way at a time."""
         self._board = Board(require(config), clock, journal, initial.version)
         self._initial = initial
-        self._execution_crew, self._cell_crew = Crew(), Crew()
+        self._execution_crew, self._cell_crew, self._checkpoint_crew = Crew(), Crew(), Crew()
         policy = policy or make_policy(config)
         order = order or make_order(config.launch_order)
         self._members = Members(self._board, cells, self._cell_crew, limits)
@@ -72,6 +73,7 @@ class Controller(Generic[W]):
             self._rollout,
             self._transitions,
             self._dispatcher,
+            Checkpoints(self._board, cells, self._members, self._checkpoint_crew),
             policy,
         )
         self._max_steps = config.max_steps
@@ -79,11 +81,11 @@ class Controller(Generic[W]):
     async def run(self, max_steps: int | None = None) -> None:
         """Trains until the policy version is `max_steps` (default: the config's), then ends every execution.
 
-        Cancellation and failures end executions first, then cells; the first failure is raised (an InvariantViolation
-        is in the journal by then).
+        Cancellation and failures end executions first, then cells; a checkpoint that is being written is completed. The
+        first failure is raised (an InvariantViolation is in the journal by then).
         """
         self._max_steps = self._board.config.max_steps if max_steps is None else max_steps
-        crews = (self._execution_crew, self._cell_crew)
+        crews = (self._execution_crew, self._cell_crew, self._checkpoint_crew)
         main = self._cell_crew.spawn(self._main(), "training loop")
         try:
             await asyncio.wait({main, *(crew.failure for crew in crews)}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,8 +94,9 @@ class Controller(Generic[W]):
                     crew.failure.result()
         finally:
             self._dispatcher.open = False
-            for crew in crews:
-                await crew.stop()
+            await self._execution_crew.stop()
+            await self._cell_crew.stop()
+            await self._checkpoint_crew.finish()
 
     async def _main(self) -> None:
         board = self._board

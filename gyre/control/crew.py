@@ -32,10 +32,13 @@ class Crew:
 
     async def stop(self) -> None:
         """Cancels every task and returns when all have ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Returns when every task has ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self.failure.cancel()
 
     def _done(self, task: asyncio.Task[Any]) -> None:

@@ -69,14 +69,14 @@ class Members:
 
     def lost(self, member: Member, detail: str) -> None:
         """Starts the replacement, unless it is under way. Raises EssentialLost for the core's trainer."""
-        if member in self._down:
-            return
-        self._down.add(member)
-        self._record(member, detail)
-        self._board.signal.notify()
+        if member not in self._down:
+            self._down.add(member)
+            self._record(member, detail)
+            self._board.signal.notify()
+            if member != CORE:
+                self._crew.spawn(self._replace(member), f"replace {member}")
         if member == CORE:
             raise EssentialLost(f"the core's trainer is gone: {detail}")
-        self._crew.spawn(self._replace(member), f"replace {member}")
 
     async def watch(self) -> None:
         """Takes the losses that no call has noticed; ends only by cancellation."""

@@ -1,7 +1,7 @@
 """The training loop: one batch after the other, an update each, a publication after the last one of a burst.
 
-Order at a burst's end (paper §4.2, DESIGN §9): final update → satellites return → checkpoint → publication → the core
-stays or leaves → dispatch.
+Order at a burst's end (paper §4.2, DESIGN §9): final update → satellites return → copy for a checkpoint → publication →
+the core stays or leaves → dispatch. The checkpoint is written meanwhile.
 """
 
 from typing import Generic
@@ -9,13 +9,14 @@ from typing import Generic
 from gyre.control.base import Cells, Probe, UpdateStats, W
 from gyre.control.batches import Batch, Packer
 from gyre.control.board import Board
+from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
 from gyre.control.members import Members
 from gyre.control.rollout import Rollout
 from gyre.control.transitions import Transitions
 from gyre.core.drift import gap_rise, merged
 from gyre.core.errors import GroupBroken, InvariantViolation
-from gyre.core.events import CheckpointSaved, LogprobGapGrew, PublicationProbed, Published, StepDone
+from gyre.core.events import LogprobGapGrew, PublicationProbed, Published, StepDone
 from gyre.scheduling.policies import Policy
 from gyre.scheduling.staleness import StalenessAccount
 
@@ -30,6 +31,7 @@ class TrainingLoop(Generic[W]):
         rollout: Rollout[W],
         transitions: Transitions[W],
         dispatcher: Dispatcher,
+        checkpoints: Checkpoints[W],
         policy: Policy,
     ) -> None:
         self._board = board
@@ -39,6 +41,7 @@ class TrainingLoop(Generic[W]):
         self._rollout = rollout
         self._transitions = transitions
         self._dispatcher = dispatcher
+        self._checkpoints = checkpoints
         self._policy = policy
         config = board.config
         ages = list(board.ledger.ages(board.published))
@@ -48,7 +51,7 @@ class TrainingLoop(Generic[W]):
         self.reward_mean: float | None = None
 
     async def run(self, max_steps: int) -> None:
-        """Returns when the policy version is `max_steps`."""
+        """Returns when the policy version is `max_steps` and its checkpoint is complete."""
         board = self._board
         while board.version < max_steps:
             board.burst_steps = min(board.config.mu, max_steps - board.version)
@@ -57,6 +60,7 @@ class TrainingLoop(Generic[W]):
                 board.first_of_burst = i == 0
                 await self._step(final=i + 1 == board.burst_steps)
             await self._end_burst(last=board.version >= max_steps)
+        await self._checkpoints.settle()
 
     async def _step(self, final: bool) -> None:
         board = self._board
@@ -97,9 +101,7 @@ class TrainingLoop(Generic[W]):
             board.phase = "satellites return to rollout"
             await self._transitions.end_burst()
         if last or self._bursts % config.checkpoint_every == 0:
-            board.phase = f"saving version {board.version}"
-            path = await self._members.attempt(self._cells.checkpoint(board.version))
-            board.record(CheckpointSaved(t=board.clock.now(), version=board.version, path=path))
+            await self._checkpoints.save(board.version)
         board.phase = f"publishing version {board.version}"
         started = board.clock.now()
         probes = await self._rollout.publish(board.version)

@@ -33,6 +33,10 @@ class GroupBroken(GyreError):
     """A gradient reduction between cells failed: a member died, hung or never came. The local gradients are intact."""
 
 
+class CheckpointFailed(GyreError):
+    """A checkpoint could not be written; those before it are complete. The run ends."""
+
+
 class SandboxError(GyreError):
     """A sandbox could not be created or died for a reason that is not the harness's."""
 

@@ -85,7 +85,8 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
                 steps, mark = event.step, event.t
                 trained.update(event.groups)
             case ev.CheckpointSaved():
-                spans["checkpoint_s"].append(event.t - mark)
+                spans["checkpoint_copy_s"].append(event.copy_seconds)
+                spans["checkpoint_write_s"].append(event.write_seconds)
             case ev.Published():
                 spans["publication_s"].append(event.seconds)
                 end = event.t

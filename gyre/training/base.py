@@ -84,10 +84,13 @@ class Trainer(Protocol):
         ...
 
     async def save(self, directory: str) -> None:
-        """Core only: parameters (Hugging Face layout), optimizer state and RNG into `directory`, complete or absent.
+        """Core only: copies parameters (Hugging Face layout), optimizer state and RNG and begins to write them into
+        `directory`. Returns when no later call can change what is saved."""
+        ...
 
-        What is saved is the state when the call began. It returns when `directory` is complete; other calls may be made
-        and answered meanwhile. An error of the disk is raised here."""
+    async def saved(self) -> None:
+        """Core only: returns when the directory of the last `save` is complete; until then it is absent. Other calls
+        may be made and answered meanwhile. Raises CheckpointFailed when it cannot be written."""
         ...
 
     async def load(self, directory: str) -> int:

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from gyre.core.errors import ConfigError
+from gyre.core.errors import CheckpointFailed, ConfigError
 from gyre.transport import experts
 
 _RNG = "rng/torch"
@@ -60,13 +60,22 @@ class Writer:
 
 def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
     """Writes `directory`, replacing what was there, and removes what earlier writers left unfinished beside it.
-    `model_dir` gives config and tokenizer."""
-    target = Path(directory)
+    `model_dir` gives config and tokenizer. Raises CheckpointFailed."""
+    try:
+        _write(Path(directory), Path(model_dir), checkpoint)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointFailed(
+            f"the checkpoint {directory} could not be written ({error}): make room or repair the disk, "
+            "then continue from the one before with gyre train --resume"
+        ) from error
+
+
+def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
     partial = target.with_name(f".{target.name}{_PARTIAL}")
     for left in target.parent.glob(f".*{_PARTIAL}"):
         shutil.rmtree(left)
     partial.mkdir(parents=True)
-    for file in Path(model_dir).iterdir():
+    for file in model_dir.iterdir():
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, partial / file.name)
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}

@@ -6,12 +6,12 @@ Rank 0 of a cell, its leader, serves `Trainer` over RPC; the other ranks follow 
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn, cast
 
 import torch
 
-from gyre.core.errors import GroupBroken
+from gyre.core.errors import GroupBroken, NotReady
 from gyre.launch.base import WorkerContext
 from gyre.rpc import serve
 from gyre.rpc.service import Method, methods
@@ -43,6 +43,7 @@ class TrainerService:
         self._training = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._calling: Command | None = None
+        self._saving: Future[None] | None = None
         self._number = -1
 
     async def start(self) -> None:
@@ -102,7 +103,12 @@ class TrainerService:
         return cast(list[float], await self._run("score", ids_T))
 
     async def save(self, directory: str) -> None:
-        await asyncio.wrap_future(await self._run("save", directory))
+        self._saving = await self._run("save", directory)
+
+    async def saved(self) -> None:
+        if self._saving is None:
+            raise NotReady(f"cell {self._config.cell} has saved nothing")
+        await asyncio.wrap_future(self._saving)
 
     async def load(self, directory: str) -> int:
         return cast(int, await self._run("load", directory))

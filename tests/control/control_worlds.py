@@ -149,6 +149,14 @@ class RandomCells(SimCells):
     async def enter_rollout(self, cell, version):
         await self._on(Member("engine", cell), "enter_rollout", super().enter_rollout, cell, version)
 
+    async def checkpoint(self, version):
+        await self._on(CORE, "checkpoint", super().checkpoint, version)
+
+    async def checkpoint_written(self, version):
+        """Sometimes longer than whole bursts."""
+        await self._on(CORE, "write", asyncio.sleep, self._random.choice([0, 5, 200]))
+        return await super().checkpoint_written(version)
+
     async def update(self, members):
         await self._wait("update", members)
         dead = [cell for cell in range(members) if self._dies(Member("trainer", cell))]
@@ -195,12 +203,18 @@ class World:
         self.last_view: ControlView | None = None
 
     def run(
-        self, max_steps: int | None = None, *, initial: ControlState = FRESH, cancel_at: float | None = None
+        self,
+        max_steps: int | None = None,
+        *,
+        initial: ControlState = FRESH,
+        cancel_at: float | None = None,
+        crash: bool = False,
     ) -> bool:
-        """True when the run completed, False when it was cancelled at `cancel_at` or lost its core."""
-        return run_virtual(self._run(max_steps, initial, cancel_at))
+        """True when the run completed, False when it was cancelled at `cancel_at` or lost its core. With `crash`,
+        nothing is known of what was journaled or closed after `cancel_at`."""
+        return run_virtual(self._run(max_steps, initial, cancel_at, crash))
 
-    async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None) -> bool:
+    async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None, crash: bool) -> bool:
         seed = self.seed + 1000 * initial.incarnation
         rng = random.Random(seed)
         executions = RandomExecutions(seed)
@@ -223,6 +237,7 @@ class World:
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:
             await asyncio.wait({task}, timeout=cancel_at)
+            known = len(self.journal.events), self.outcomes.copy()
             task.cancel()
         try:
             await task
@@ -231,6 +246,10 @@ class World:
         finally:
             assert asyncio.all_tasks() == {asyncio.current_task()}
             self.last_view = controller.view()
+            if cancel_at is not None and crash:
+                del self.journal.events[known[0] :]
+                for name in self.outcomes.keys() - known[1].keys():
+                    del self.outcomes[name]
         return True
 
 
@@ -250,7 +269,7 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     if config.policy == "async":
         k = config.K
     leaving: set[int] = set()
-    total_staleness = outstanding = bursts = 0
+    total_staleness = outstanding = bursts = saved = 0
     for event in events:
         match event:
             case ev.GroupDispatched():
@@ -293,6 +312,9 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
                 consumed |= set(event.groups)
                 total_staleness += sum(event.staleness)
                 version = event.step
+            case ev.CheckpointSaved():
+                assert saved < event.version <= version
+                saved = event.version
             case ev.Published():
                 published = event.version
                 assert published == version

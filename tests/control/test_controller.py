@@ -1,6 +1,7 @@
 """The real controller in random worlds; its journal is recounted by `control_worlds.check_journal`."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from control_worlds import ListJournal, RandomCells, RandomExecutions, RandomQueries, World, check_journal, of
@@ -12,11 +13,11 @@ from gyre.control.controller import Controller
 from gyre.control.members import CORE
 from gyre.control.state import resume_state
 from gyre.core import events as ev
-from gyre.core.errors import ConfigError, GyreError, InvariantViolation
+from gyre.core.errors import CheckpointFailed, ConfigError, GyreError, InvariantViolation
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.config import SchedulerConfig, problems
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.synthetic import SimMaterializer
+from gyre.simulation.synthetic import SimCells, SimMaterializer
 
 
 def config(**changes) -> SchedulerConfig:
@@ -85,21 +86,24 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
     st.integers(0, 10_000),
     st.lists(st.one_of(st.none(), st.floats(0, 300)), min_size=1, max_size=3),
     st.sampled_from([0.0, 0.05]),
+    st.booleans(),
 )
-def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts, failure):
-    """After being cut off, and after the loss of the core (only before the last resumption)."""
+def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts, failure, crash):
+    """After being interrupted or killed, and after the loss of the core (only before the last resumption). Versions are
+    published and trained on while their checkpoints are being written."""
     world = World(chosen, seed, failure=failure, core_dies=True)
     events = world.journal.events
-    done = world.run(cancel_at=cuts[0])
+    done = world.run(cancel_at=cuts[0], crash=crash)
     for cut in [*cuts[1:], None]:
         if done:
             break
         world.core_dies = cut is not None
         saved = [event.version for event in of(events, ev.CheckpointSaved)]
         state = resume_state(events, world.outcomes, saved[-1] if saved else 0)
+        assert all(group.version <= state.version for group in state.pending)
         events.append(ev.RunStarted(t=0.0, run_id="again", resumed_from=state.version))
         before = len(events)
-        done = world.run(initial=state, cancel_at=cut)
+        done = world.run(initial=state, cancel_at=cut, crash=crash)
         relaunched = {event.execution_id for event in of(events[before:], ev.ExecutionStarted)}
         assert all(name.endswith(f".r{state.incarnation}") for name in relaunched)
         for group in state.pending:
@@ -195,6 +199,54 @@ def test_what_cannot_be_repaired_ends_the_run(cells, error):
     assert not of(journal.events, ev.StepDone)
 
 
+class _SlowDisk(RandomCells):
+    """Every checkpoint takes `write_s` to be written."""
+
+    def __init__(self, write_s: float) -> None:
+        super().__init__(0, 0)
+        self.write_s = write_s
+
+    async def checkpoint_written(self, version):
+        await asyncio.sleep(self.write_s)
+        return await SimCells.checkpoint_written(self, version)
+
+
+class _FullDisk(_SlowDisk):
+    async def checkpoint_written(self, version):
+        await asyncio.sleep(self.write_s)
+        raise CheckpointFailed(f"the checkpoint of version {version} could not be written")
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written_and_ends_when_it_is_complete():
+    events = run_small(_SlowDisk(write_s=400))
+    saved, published = of(events, ev.CheckpointSaved), of(events, ev.Published)
+    assert [event.version for event in saved] == [event.version for event in published] == [1, 2, 3]
+    assert events.index(published[0]) < events.index(of(events, ev.StepDone)[1]) < events.index(saved[0])
+    assert saved[0].t >= 400
+    assert all(b.t - a.t > 399.9 for a, b in pairwise(saved)), "one at a time"
+    # The next copy waits, and with it the next publication.
+    assert published[1].t > saved[0].t
+    assert events[-1] == saved[-1]
+    assert [event.write_seconds for event in saved] == pytest.approx([400] * 3)
+
+
+def test_an_interrupt_waits_for_the_checkpoint_that_is_being_written():
+    cells = _SlowDisk(write_s=5_000)
+    with pytest.raises(TimeoutError):
+        run_small(cells, timeout=1_000)
+    assert [event.version for event in of(cells.events, ev.Published)] == [1]
+    assert cells.events[-1] == of(cells.events, ev.CheckpointSaved)[0]
+    assert cells.events[-1].t > 5_000
+    assert all(event.t <= 1_000 for event in cells.events[:-1]), "everything else has ended"
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run():
+    cells = _FullDisk(write_s=10)
+    with pytest.raises(CheckpointFailed, match="version 1 could not be written"):
+        run_small(cells)
+    assert not of(cells.events, ev.CheckpointSaved)
+
+
 class _MissedPublication(RandomCells):
     """No engine takes version 2; a new process needs `start_s`."""
 
@@ -223,14 +275,14 @@ class _NeverBack(_MissedPublication):
         raise MemberLost(member, "did not start")
 
 
-def run_small(cells: RandomCells) -> list[ev.Event]:
-    """A core and one pool engine, three steps."""
+def run_small(cells: RandomCells, timeout: float | None = None) -> list[ev.Event]:
+    """A core and one pool engine, three steps. It is cancelled after `timeout` seconds."""
     journal = ListJournal()
 
     async def main() -> None:
         small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=0.5, max_steps=3)
         parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
-        await Controller(small, *parts, cells, journal).run()
+        await asyncio.wait_for(Controller(small, *parts, cells, journal).run(), timeout)
 
     try:
         run_virtual(main())

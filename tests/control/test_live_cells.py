@@ -41,11 +41,13 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         assert (await cells.update(2)).version == 2
         await cells.leave_training(1)
         await cells.enter_rollout(1, 0)
-        assert Path(await cells.checkpoint(2)).is_dir()
+        await cells.checkpoint(2)
+        saving = asyncio.ensure_future(cells.checkpoint_written(2))
         publication = await cells.publish(2, [1])
         assert [probe.cell for probe in publication.probes] == [1]
         assert publication.probes[0].tokens > 0
         assert publication.probes[0].logprob_gap_max <= 1e-3
+        assert Path(await saving).is_dir()
 
         # The core returns with the published weights and samples from exactly them.
         await cells.leave_training(0)

@@ -16,7 +16,14 @@ from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMat
 from gyre.store import RunDir
 
 CONFIG = SchedulerConfig(B=3, N=2, mu=2, phi=1.0, K=3, C_e=4, tau_s=5.0, max_steps=6)
-TIMES = CellTimes(to_training_s=2.0, to_rollout_s=1.0, publication_s=3.0, update_s=4.0, checkpoint_s=0.5)
+TIMES = CellTimes(
+    to_training_s=2.0,
+    to_rollout_s=1.0,
+    publication_s=3.0,
+    update_s=4.0,
+    checkpoint_copy_s=0.5,
+    checkpoint_write_s=9.0,
+)
 
 
 class _Queries:

@@ -142,6 +142,7 @@ async def batch_with_fault(cells: Cells, alone: MegatronTrainer, batch: Any, ver
     """The satellite fails after its micro-steps; the core redoes them. Same parameters as without the fault."""
     core = cells.trainers[0]
     await core.save(str(root / "checkpoint"))
+    await core.saved()
     alone.wake()
     alone.load(str(root / "checkpoint"))
     alone.join(version, None)

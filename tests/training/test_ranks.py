@@ -51,7 +51,10 @@ async def drive(service: worker.TrainerService, work: list[list[ExecutionRows]],
         seen["norms"].append((await service.optimizer_step()).grad_norm)
         seen["score"] = await service.score(IDS)
         if version == 0:
+            with pytest.raises(NotReady, match="saved nothing"):
+                await service.saved()
             await service.save(directory)
+            await service.saved()
             assert await service.load(directory) == 1
             await service.sleep()
     seen["reference"] = await service.publish()

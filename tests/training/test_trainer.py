@@ -9,7 +9,7 @@ import torch
 from training_cases import hf_logprobs, make_executions, micro_step, rank_processes, trainer_config
 from transformers import AutoModelForCausalLM
 
-from gyre.core.errors import ConfigError, InvariantViolation, NotReady, WeightsUnavailable
+from gyre.core.errors import CheckpointFailed, ConfigError, InvariantViolation, NotReady, WeightsUnavailable
 from gyre.training import checkpoint
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.export import export_hf
@@ -183,7 +183,7 @@ def test_save_replaces_and_leaves_nothing_partial(make_trainer, hf_model, tmp_pa
     one_step(trainer, hf_model, 1)
     with monkeypatch.context() as patch:
         patch.setattr("os.rename", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(CheckpointFailed, match=r"other could not be written \(disk full\): make room"):
             trainer.save(str(target.with_name("other"))).result()
     assert not target.with_name("other").exists()
     trainer.save(str(target)).result()
