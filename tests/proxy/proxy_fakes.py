@@ -2,13 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from gyre.core.errors import NotReady
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.transport.base import WeightRef
 
@@ -70,6 +71,9 @@ def logprob(token: int, position: int) -> float:
     return -math.log1p(token + position / 7)
 
 
+async def _nothing() -> None: ...
+
+
 class ScriptedEngine:
     """Implements `gyre.engines.base.Engine`; `step` lets a test hold it between chunks."""
 
@@ -83,6 +87,14 @@ class ScriptedEngine:
         self.fail: Exception | None = None
         self.fail_after: int | None = None
         """Tokens after which `fail` is raised; None: at once."""
+        self.kv = True
+        """Whether it can offer KV."""
+        self.on_export: Callable[[], Awaitable[None]] = _nothing
+        self.on_import: Callable[[], Awaitable[None]] = _nothing
+        """What happens before KV is offered or taken; may raise."""
+        self.offers: list[KvRef] = []
+        """Offered and not dropped."""
+        self.taken: list[KvRef] = []
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
         self._aborts: dict[str, asyncio.Event] = {}
@@ -125,6 +137,7 @@ class ScriptedEngine:
                     versions=[self.version] * len(ids),
                     finish=("stop" if ended else "length") if last else None,
                     prompt_ids=first,
+                    cached_tokens=self._cached(request) if first is not None else 0,
                 )
                 first = None
                 await asyncio.sleep(0)
@@ -142,12 +155,30 @@ class ScriptedEngine:
     async def resume(self) -> None: ...
     async def update_weights(self, ref: WeightRef) -> None: ...
     async def release(self) -> None: ...
-    async def export_kv(self, input_ids: list[int]) -> KvRef | None: ...
-    async def import_kv(self, ref: KvRef) -> int:
-        return 0
-
-    async def drop_kv(self, ref: KvRef) -> None: ...
     async def restore(self) -> None: ...
+
+    async def export_kv(self, input_ids: list[int]) -> KvRef | None:
+        await self.on_export()
+        if not self.kv:
+            return None
+        snapshot = WeightRef(version=len(input_ids), uri="mem:", checksum="")
+        ref = KvRef(snapshot=snapshot, policy_version=self.version, layout="", input_ids=input_ids)
+        self.offers.append(ref)
+        return ref
+
+    async def import_kv(self, ref: KvRef) -> int:
+        await self.on_import()
+        if ref.policy_version != self.version:
+            raise NotReady(f"KV of version {ref.policy_version} at {self.version}")
+        self.taken.append(ref)
+        return len(ref.input_ids)
+
+    async def drop_kv(self, ref: KvRef) -> None:
+        self.offers.remove(ref)
+
+    def _cached(self, request: GenerateRequest) -> int:
+        ids = list(request.input_ids)
+        return max((len(ref.input_ids) for ref in self.taken if ids[: len(ref.input_ids)] == ref.input_ids), default=0)
 
     async def status(self) -> EngineStatus:
         return EngineStatus(

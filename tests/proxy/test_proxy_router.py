@@ -102,6 +102,8 @@ async def test_T15_drain_moves_a_running_call_with_every_token(make_world: Calla
     world.router.set_routes([route(1)])
     report = await world.router.drain(0)
     assert (report.calls_in_flight, report.rerouted, report.failed) == (1, 1, 0)
+    # The destination has other weights, so the KV of the source is of no use there.
+    assert (report.with_kv, world.engines[0].offers, world.engines[1].taken) == (0, [], [])
     pieces = await running
     world.check(pieces)
     versions = [v for piece in pieces for v in piece.versions]
