@@ -9,6 +9,7 @@ from gyre.core.drift import RATIO_EDGES, WINDOW
 from gyre.core.events import MicroStepsReturned, ProcessLost, ProcessRestarted, StepDone
 from gyre.core.records import RoleClass
 from gyre.store.summary import ExecutionSummary, RunSummary, mean
+from gyre.trajectory.microstep import DISCARDED
 
 MAX_EXECUTIONS = 60
 
@@ -158,8 +159,9 @@ def facts(summary: RunSummary) -> Table:
 def ratios_text(step: StepDone) -> str:
     """ "v4 99.8 % of 1200, v5 100.0 % of 310": targets whose importance ratio is within the clip edges of 1."""
     middle = RATIO_EDGES.index(1.005)
+    names = {version: "lost weights" if version == DISCARDED else f"v{version}" for version in step.ratios}
     return ", ".join(
-        f"v{version} {100 * counts[middle] / sum(counts):.1f} % of {sum(counts)}"
+        f"{names[version]} {100 * counts[middle] / sum(counts):.1f} % of {sum(counts)}"
         for version, counts in sorted(step.ratios.items())
     )
 

@@ -28,8 +28,15 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     """Policy version of the checkpoint (= steps taken = published version)."""
     incarnation: int = 0
     """How often this run was resumed; executions launched by incarnation r > 0 are named g12-3.r1."""
+    went_back_to: list[int] = []
+    """The version of each resumption, this one's last."""
     next_group: int = 0
     pending: list[PendingGroup] = []
+
+    def newest_surviving(self, execution_id: str) -> int | None:
+        """What the execution sampled at a later version came from weights that are gone; None when all are there."""
+        *_, born = parse_execution_id(execution_id)
+        return min(self.went_back_to[born:], default=None)
 
 
 FRESH = ControlState()
@@ -82,19 +89,20 @@ def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], versi
     """The state at the checkpoint of `version` (a burst boundary), seen from the end of the journal.
 
     Groups dispatched later than `version` are dropped: a discarded line of weights produced them. Groups consumed later
-    are unconsumed again. Outcomes of executions that were cut off (cause "cancelled") count as none. A journal may hold
-    several incarnations; each RunStarted with `resumed_from` discards what lies behind that version in the same way.
+    are unconsumed again. Executions that closed later are kept, whoever sampled them (`newest_surviving`); outcomes
+    of those that were cut off (cause "cancelled") count as none. A journal may hold several incarnations; each
+    RunStarted with `resumed_from` discards what lies behind that version in the same way.
     """
     line: dict[int, tuple[GroupDispatched, int]] = {}
     consumed: dict[int, int] = {}
-    incarnation = 0
+    went_back_to: list[int] = []
     for event in events:
         match event:
             case RunStarted(resumed_from=int(base)):
-                incarnation += 1
+                went_back_to.append(base)
                 _rewind(line, consumed, base)
             case GroupDispatched():
-                line[event.group] = (event, incarnation)
+                line[event.group] = (event, len(went_back_to))
             case StepDone():
                 consumed.update(dict.fromkeys(event.groups, event.step))
             case _:
@@ -111,8 +119,13 @@ def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], versi
         for group, (event, _) in sorted(line.items())
         if group not in consumed
     ]
+    went_back_to.append(version)
     return ControlState(
-        version=version, incarnation=incarnation + 1, next_group=max(line, default=-1) + 1, pending=pending
+        version=version,
+        incarnation=len(went_back_to),
+        went_back_to=went_back_to,
+        next_group=max(line, default=-1) + 1,
+        pending=pending,
     )
 
 

@@ -5,6 +5,9 @@ Shapes: `_T` tokens of a row; targets of a row are indexed by position in the ro
 
 import msgspec
 
+DISCARDED = -1
+"""Instead of a version: weights that a crash lost. A resumed run has others of the same number."""
+
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One root-to-leaf path of a trajectory tree, as the policy saw it."""
@@ -16,7 +19,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     """Behaviour log-probability of each target."""
     versions: list[int]
-    """Policy version that sampled each target."""
+    """Policy version that sampled each target, or DISCARDED."""
 
 
 class ExecutionRows(msgspec.Struct, frozen=True, kw_only=True):

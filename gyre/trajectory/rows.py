@@ -3,9 +3,11 @@
 A row is the path exactly as the policy saw it, cut after its last target: what follows cannot influence a loss.
 """
 
+from msgspec.structs import replace
+
 from gyre.core.errors import InvariantViolation
 from gyre.trajectory.admission import AdmittedPath
-from gyre.trajectory.microstep import ExecutionRows, Row
+from gyre.trajectory.microstep import DISCARDED, ExecutionRows, Row
 from gyre.trajectory.tree import TrajectoryTree
 
 
@@ -39,6 +41,16 @@ def build_execution(
         weight=1.0 / (batch_executions * length) if length else 0.0,
         rows=rows,
     )
+
+
+def without_discarded(execution: ExecutionRows, newest: int) -> ExecutionRows:
+    """Versions above `newest` become DISCARDED. Such targets train like others: what sampled them is gone, their
+    behaviour log-probs are recorded."""
+    rows = [
+        replace(row, versions=[version if version <= newest else DISCARDED for version in row.versions])
+        for row in execution.rows
+    ]
+    return replace(execution, rows=rows)
 
 
 def dummy_execution(execution_id: str, *, advantage: float) -> ExecutionRows:

@@ -382,3 +382,6 @@ def test_resume_state_follows_only_the_surviving_line():
     state = resume_state(events, outcomes, 2)
     assert (state.version, state.incarnation, state.next_group) == (2, 2, 4)
     assert [(g.group, sorted(g.outcomes)) for g in state.pending] == [(1, [0]), (3, [1])]
+
+    # Version 2 that g1-0 may have sampled at is not the version 2 of now; for g3-1.r1 it is.
+    assert [state.newest_surviving(name) for name in ("g1-0", "g3-1.r1", "g1-0.r2")] == [1, 2, None]

@@ -4,11 +4,13 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import ROLE_PRIORITY, CallRecord, RoleClass
 from gyre.trajectory.admission import admit
-from gyre.trajectory.rows import build_execution, build_row, dummy_execution
+from gyre.trajectory.microstep import DISCARDED
+from gyre.trajectory.rows import build_execution, build_row, dummy_execution, without_discarded
 from gyre.trajectory.tree import TrajectoryTree
 
 
@@ -157,6 +159,16 @@ def test_a_row_ends_with_its_last_target():
     [path] = admit(tree, j_max=5, seed=0)
     assert path.leaf_call_id == "c1"
     assert len(build_row(tree, path).ids_T) == 7
+
+
+def test_targets_of_lost_weights_keep_all_but_their_version():
+    tree = TrajectoryTree.from_records([record(0, None, 0, 4, 6)])
+    made = build_execution(tree, admit(tree, j_max=5, seed=0), advantage=1.0, batch_executions=1)
+    mixed = replace(made, rows=[replace(made.rows[0], versions=[1, 1, 2, 2, 3, 3])])
+    kept = without_discarded(mixed, 2)
+    assert kept.rows[0].versions == [1, 1, 2, 2, DISCARDED, DISCARDED]
+    assert replace(kept, rows=mixed.rows) == mixed
+    assert replace(kept.rows[0], versions=mixed.rows[0].versions) == mixed.rows[0]
 
 
 def test_nothing_to_admit():

@@ -3,13 +3,14 @@
 import hashlib
 
 from gyre.control.base import ReadyGroup
+from gyre.control.state import ControlState
 from gyre.core.records import Validity
 from gyre.store import RunStore
 from gyre.trajectory.admission import admit
 from gyre.trajectory.advantage import group_advantages
 from gyre.trajectory.microstep import ExecutionRows, MicroStep
 from gyre.trajectory.packing import pack
-from gyre.trajectory.rows import build_execution, dummy_execution
+from gyre.trajectory.rows import build_execution, dummy_execution, without_discarded
 from gyre.trajectory.tree import TrajectoryTree
 
 
@@ -19,6 +20,7 @@ class LiveMaterializer:
     def __init__(
         self,
         store: RunStore,
+        state: ControlState,
         *,
         j_max: int | None,
         budget_tokens: int,
@@ -26,8 +28,10 @@ class LiveMaterializer:
         share_prefixes: bool,
         seed: int,
     ) -> None:
-        """`replicas` of a cell share out a micro-step; `budget_tokens` is what one of them takes in a pass."""
+        """`state` is what the run started from. `replicas` of a cell share out a micro-step; `budget_tokens` is what
+        one of them takes in a pass."""
         self._store = store
+        self._state = state
         self._j_max = j_max
         self._budget_tokens = budget_tokens
         self._replicas = replicas
@@ -48,7 +52,9 @@ class LiveMaterializer:
                 continue
             tree = TrajectoryTree.from_records(records)
             admitted = admit(tree, j_max=self._j_max, seed=self._stream(execution_id))
-            executions.append(build_execution(tree, admitted, advantage=advantage, batch_executions=batch_executions))
+            built = build_execution(tree, admitted, advantage=advantage, batch_executions=batch_executions)
+            newest = self._state.newest_surviving(execution_id)
+            executions.append(built if newest is None else without_discarded(built, newest))
         return pack(
             group.group,
             executions,

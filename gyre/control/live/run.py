@@ -149,6 +149,7 @@ async def _train(
         LiveExecutions(fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets),
         LiveMaterializer(
             store,
+            state,
             j_max=config.admission.J_max,
             budget_tokens=config.admission.micro_step_tokens,
             replicas=config.trainer.parallel.data,
