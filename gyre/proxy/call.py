@@ -22,7 +22,7 @@ class Call:
         """Retry identity: requests of one execution with equal keys are the same call."""
         self.task: asyncio.Task[None] | None = None
         self.settling = False
-        """Sampled completely and being recorded: it can no longer be abandoned."""
+        """Being recorded, as an answer or as an orphan: nothing may interrupt that."""
         self.on_abandoned: Callable[[], None] = lambda: None
         self._events: list[CallEvent] = []
         self._error: CallError | None = None

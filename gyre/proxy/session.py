@@ -145,6 +145,7 @@ class Session:
             call.settling = True
             await self._commit(call, prepared, generation, wire, dialect)
         except (CallError, asyncio.CancelledError) as error:
+            call.settling = True
             if generation.tokens:
                 await self._record(call, prepared, generation, None, dialect)
             if isinstance(error, asyncio.CancelledError):

@@ -12,6 +12,7 @@ from proxy_fakes import ScriptedEngine, logprob, tool_call, until
 from gyre.core.errors import GyreError
 from gyre.core.records import CallRecord
 from gyre.proxy.base import SessionSpec
+from gyre.trajectory.tree import TrajectoryTree
 
 LONG = "abcdefghij" * 8
 BODY = {"model": "m", "max_tokens": 500, "stream": True, "messages": [{"role": "user", "content": "go"}]}
@@ -285,6 +286,32 @@ async def test_closing_ends_running_calls_and_serves_no_more(proxy_tokenizer: An
         assert await app.proxy.close_session("g0-0") == summary
         with pytest.raises(GyreError, match="has ended"):
             await app.proxy.open_session(SessionSpec(execution_id="g0-0", harness="fake"))
+
+
+async def test_orphans_are_stored_when_the_session_closes_right_after_the_clients_left(proxy_tokenizer: Any) -> None:
+    """A harness that is killed leaves and is closed at once: a record that others refer to must not get lost."""
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0])
+        stored, put = asyncio.Event(), app.sink.put
+
+        async def slow_put(record: CallRecord) -> None:
+            await stored.wait()
+            await put(record)
+
+        app.sink.put = slow_put  # type: ignore[method-assign]
+        session = app.session()
+        clients = [asyncio.create_task(post(app, {**BODY, "max_tokens": 400 + i})) for i in range(2)]
+        await until(lambda: len(app.engines[0].requests) == 2)
+        await gate.reached.wait()
+        await until(lambda: session.running == 2)
+        for client in clients:
+            client.cancel()
+        await until(lambda: session.counts["orphans"])
+        closing = asyncio.create_task(app.proxy.close_session("g0-0"))
+        await until(lambda: session.closed)
+        stored.set()
+        assert (await closing).orphans == len(app.sink.records) == 2
+        assert TrajectoryTree.from_records(app.sink.records).digest
 
 
 async def test_opening_twice_answers_the_same_access(proxy_tokenizer: Any) -> None:
