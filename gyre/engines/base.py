@@ -106,7 +106,7 @@ class Engine(Protocol):
         ...
 
     async def release(self) -> None:
-        """Frees weights and KV memory (no request may be running); the process stays."""
+        """Frees weights and KV memory, and drops its offers (no request may be running); the process stays."""
         ...
 
     async def restore(self) -> None:

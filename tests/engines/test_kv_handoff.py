@@ -145,6 +145,15 @@ class TestTwoProcesses:
             await pair.destination.import_kv(refs[0])
         assert await pair.destination.import_kv(refs[1]) == 32
 
+    async def test_a_source_that_releases_its_memory_drops_what_it_offered(self, pair):
+        ids = prompt(32, seed=8)
+        await ask(pair.source, request("a", ids, 2))
+        ref = await pair.source.export_kv(ids)
+        await pair.source.release()
+        await pair.source.restore()
+        with pytest.raises(WeightsUnavailable):
+            await pair.destination.import_kv(ref)
+
     async def test_kv_of_another_layout_is_refused(self, pair):
         ids = prompt(32, seed=7)
         await ask(pair.source, request("a", ids, 2))

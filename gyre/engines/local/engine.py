@@ -252,6 +252,9 @@ class LocalEngine:
             batcher.stop()
         del batcher
         gc.collect()
+        # An offer whose asker is gone has nobody who drops it.
+        self._offers.clear()
+        self._kv_transport.retire(set())
 
     def _export(self, batcher: Batcher, input_ids: list[int]) -> KvRef | None:
         with batcher.pause():
