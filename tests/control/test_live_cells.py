@@ -8,7 +8,7 @@ from live_fleet import make_policy, micro_step, run_config, running
 
 from gyre.control.base import Member, MemberLost
 from gyre.control.live.config import RecoverySection
-from gyre.core.errors import PeerLost
+from gyre.core.errors import CheckpointFailed, PeerLost
 from gyre.scheduling.config import SchedulerConfig
 from gyre.training.config import ParallelConfig
 
@@ -66,5 +66,13 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         await cells.enter_training(1, 2)
         await cells.train(1, micro_step("f", 4))
         assert (await cells.update(2)).version == 3
+
+        # A disk that takes no checkpoint is no fault of the core.
+        (tmp_path / "run" / "checkpoints").rename(tmp_path / "moved")
+        (tmp_path / "run" / "checkpoints").write_text("")
+        await cells.checkpoint(3)
+        with pytest.raises(CheckpointFailed, match=r"v000003 could not be written .*Not a directory"):
+            await cells.checkpoint_written(3)
+        await cells.enter_training(0, 3)
         with pytest.raises(MemberLost, match="engine-7: not running"):
             await cells.enter_rollout(7, 2)

@@ -65,7 +65,7 @@ def test_lost_processes_are_replaced_and_a_lost_core_goes_back_to_its_checkpoint
     replaced = {event.name for event in events if isinstance(event, ev.ProcessRestarted)}
     assert replaced & set(ENGINES), "step 2 needs executions that began when all engines were dead"
     starts = [event.resumed_from for event in events if isinstance(event, ev.RunStarted)]
-    assert starts in ([None, 1], [None, 2])
+    assert starts in ([None, 0], [None, 1], [None, 2]), "the newest checkpoint may still be under way"
     assert not [event for event in events if isinstance(event, ev.InvariantBroken)]
 
     steps = [event for event in surviving(events) if isinstance(event, ev.StepDone)]
