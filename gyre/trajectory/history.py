@@ -26,6 +26,7 @@ class Turn:
 
     call_id: str
     seq: int
+    agent_id: str
     parent: "Turn | None"
     context: tuple[Message, ...]
     emitted: Message
@@ -64,9 +65,10 @@ class History:
         self._latest: dict[str, tuple[Message, ...]] = {}
         """Turn → the messages of its request. Derived data: matches never depend on what is kept."""
 
-    def match(self, conversation: Conversation) -> Match:
-        """Deterministic. Of equally deep candidates the latest wins: a repeated sample replaces its orphan."""
-        best, known = self._deepest(conversation)
+    def match(self, conversation: Conversation, agent_id: str) -> Match:
+        """Deterministic. Agents that began alike may have said the same words after different thoughts: of equally deep
+        candidates the agent's own come first, then those that are echoed with their reasoning, then the latest."""
+        best, known = self._deepest(conversation, agent_id)
         if best is None:
             return Match(turn=None, start=0)
         fresh: list[str] = []
@@ -98,12 +100,15 @@ class History:
         restored = msgspec.structs.replace(message, tool_calls=calls)
         return restored, "partial_turn" if any(known) else "foreign_turn"
 
-    def remember(self, call_id: str, seq: int, conversation: Conversation, match: Match, emitted: Message) -> None:
-        """Adds the turn that answered `conversation`; `match` is that conversation's match."""
+    def remember(
+        self, call_id: str, seq: int, agent_id: str, conversation: Conversation, match: Match, emitted: Message
+    ) -> None:
+        """Adds the agent's turn that answered `conversation`; `match` is that conversation's match."""
         messages = match.known + conversation.messages[len(match.known) :]
         turn = Turn(
             call_id=call_id,
             seq=seq,
+            agent_id=agent_id,
             parent=self._turns[match.turn] if match.turn is not None else None,
             context=messages[match.start :],
             emitted=emitted,
@@ -136,7 +141,7 @@ class History:
             for turn in self._turns.values()
         ]
 
-    def _deepest(self, conversation: Conversation) -> tuple[Turn | None, tuple[Message, ...]]:
+    def _deepest(self, conversation: Conversation, agent_id: str) -> tuple[Turn | None, tuple[Message, ...]]:
         """The turn to continue, and the stored messages before it when they are kept in one piece."""
         messages = conversation.messages
         by_place = self._places(conversation.tools)
@@ -145,7 +150,11 @@ class History:
             if messages[at].role != "assistant":
                 continue
             turns = [turn for name in _identities(messages, at) for turn in by_place.get((at, name), ())]
-            for turn in sorted(turns, key=lambda turn: turn.seq, reverse=True):
+            if len(turns) > 1:
+                # Stable: the latest first among equals.
+                turns.sort(key=lambda turn: turn.seq, reverse=True)
+                turns.sort(key=lambda turn: (turn.agent_id != agent_id, turn.emitted != messages[at]))
+            for turn in turns:
                 known = self._latest.get(turn.call_id, ())
                 if known and known == messages[:at]:
                     return turn, known

@@ -192,7 +192,7 @@ class TrajectoryTree:
         messages = without_blank_turns(conversation.messages)
         if messages is not conversation.messages:
             conversation = msgspec.structs.replace(conversation, messages=messages)
-        match = self._history.match(conversation)
+        match = self._history.match(conversation, agent_id)
         flags: set[str] = set()
         at: Node | None = None
         path = PathIds([])
@@ -276,7 +276,9 @@ class TrajectoryTree:
         self._recent.put(call_id, path, prepared.match.turn)
         self._history.note_echoes(prepared.match.fresh_echoes)
         if emitted is not None:
-            self._history.remember(call_id, record.seq, prepared.conversation, prepared.match, emitted)
+            self._history.remember(
+                call_id, record.seq, prepared.agent_id, prepared.conversation, prepared.match, emitted
+            )
         return record
 
     def knows_tool_call(self, tool_call_id: str) -> bool:

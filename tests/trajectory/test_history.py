@@ -20,10 +20,10 @@ class Recorder:
         self.turns = []
 
     def answer(self, conversation, emitted):
-        match = self.history.match(conversation)
+        match = self.history.match(conversation, "")
         call_id = f"c{len(self.turns)}"
         self.history.note_echoes(match.fresh_echoes)
-        self.history.remember(call_id, len(self.turns), conversation, match, emitted)
+        self.history.remember(call_id, len(self.turns), "", conversation, match, emitted)
         parent = next((turn for turn in self.turns if turn[0] == match.turn), None)
         self.turns.append((call_id, parent, conversation, emitted))
         return match
@@ -85,7 +85,7 @@ def test_match_finds_what_a_plain_search_finds(data):
             at = data.draw(st.integers(0, len(messages) - 1))
             messages[at] = MUTATIONS[data.draw(st.sampled_from(sorted(MUTATIONS)))](messages[at])
         conversation = Conversation(tuple(messages), base.tools)
-        match = recorder.history.match(conversation)
+        match = recorder.history.match(conversation, "")
         expected, position = recorder.expected(conversation)
         assert (match.turn, match.start) == (expected, position + 1)
         emitted = data.draw(answers(number))
@@ -129,4 +129,4 @@ def test_equal_messages_are_stored_once():
 
 
 def test_a_history_without_turns_matches_nothing():
-    assert History().match(Conversation(HEAD, TOOLS)) == Match(turn=None, start=0)
+    assert History().match(Conversation(HEAD, TOOLS), "") == Match(turn=None, start=0)

@@ -308,6 +308,26 @@ def test_sub_agents_and_auxiliary_calls_hide_no_leaf(tree, policy):
     assert [leaf.call_id for leaf in tree.leaves()] == [final.call_id, "c3", "c4"]
 
 
+def test_equal_words_after_different_thoughts_stay_with_their_agent(tree, policy):
+    """Sub-agents that began alike: each goes on from its own sample, whichever was the later one."""
+    agents = ("a1", "a2")
+    own = {
+        agent: policy.ask(
+            Conversation(HEAD, TOOLS), answer_text("ok", reasoning=agent), role=RoleClass.SUB_AGENT, agent_id=agent
+        )
+        for agent in agents
+    }
+    for agent in agents:
+        record, emitted = own[agent]
+        follow_up = Conversation((*HEAD, emitted, user("more")), TOOLS)
+        prepared = tree.prepare(follow_up, role=RoleClass.SUB_AGENT, agent_id=agent)
+        assert prepared.match.turn == record.call_id
+        elsewhere = tree.prepare(follow_up, role=RoleClass.SUB_AGENT, agent_id="a3")
+        assert elsewhere.match.turn == record.call_id, "known by its reasoning"
+        silent = Conversation((*HEAD, Message(role="assistant", text="ok"), user("more")), TOOLS)
+        assert tree.prepare(silent, role=RoleClass.SUB_AGENT, agent_id=agent).match.turn == record.call_id
+
+
 def test_records_round_trip(tree, policy):
     conversation = turn_by_turn(policy, 3)
     policy.ask(conversation, "x")
