@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+MAX_DEPTH = 64
+"""Nesting allowed in tool arguments and schemas, sampled or received: templates recurse over them."""
+
 
 class ToolCall(msgspec.Struct, frozen=True):
     id: str

@@ -14,7 +14,7 @@ from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
 from gyre.trajectory.families import FAMILIES
 from gyre.trajectory.lexer import Lexer, Mark
-from gyre.trajectory.stream_parse import ParsedCall, ParsedTurn, StreamingParse, call_arguments
+from gyre.trajectory.stream_parse import ParsedCall, ParsedTurn, StreamingParse, call_arguments, can_be_sent
 from gyre.trajectory.syntax import HarmonySyntax, Syntax, TagSyntax
 from gyre.trajectory.text_tools import TextToolsRenderer
 from gyre.trajectory.wire import kimi_ids, one_call_each, wire_messages, wire_tools, with_ids
@@ -171,12 +171,16 @@ class ChatRenderer:
         return [position for position, token in enumerate(ids) if token in self._stop]
 
     def _read_calls(self, ids: list[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
-        parsed = self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
+        try:
+            parsed = self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
+        except (ValueError, RecursionError):
+            # A policy that repeats itself writes numbers of thousands of digits and brackets without end.
+            return ()
         calls = []
         for call in parsed.tool_calls:
             arguments = call_arguments(call.arguments)
             status = str(call.status)
-            ok = status in ("ok", "unknown_tool") and bool(call.name) and isinstance(arguments, dict)
+            ok = status in ("ok", "unknown_tool") and bool(call.name) and can_be_sent(call.name, arguments)
             calls.append(ParsedCall(name=call.name or "", arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
         return tuple(calls)
 

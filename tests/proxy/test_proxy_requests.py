@@ -12,6 +12,7 @@ from gyre.proxy.errors import CallError
 from gyre.proxy.facts import call_facts
 from gyre.trajectory.conversation import Message, ToolCall
 from gyre.trajectory.roles import RoleMarkers
+from gyre.trajectory.stream_parse import can_be_sent
 
 
 def read(dialect: str, body: dict[str, Any] | bytes, **headers: str) -> WireRequest:
@@ -150,6 +151,18 @@ def test_half_a_surrogate_pair_is_replaced_not_refused() -> None:
     body = rb'{"messages":[{"role":"user","content":"cut \ud83d here, whole \ud83d\ude00"}]}'
     wire = read("chat", body)
     assert wire.conversation.messages[0].text == "cut \ufffd here, whole \U0001f600"
+
+
+@pytest.mark.parametrize("depth", range(62, 68))
+def test_a_call_that_is_sent_is_not_too_deep_to_come_back(depth: int) -> None:
+    arguments = "[" * depth + "]" * depth
+    echo = b'{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":%s}]}'
+    body = echo % msgspec.json.encode(f'{{"a":{arguments}}}')
+    if can_be_sent("f", {"a": msgspec.json.decode(arguments)}):
+        read("responses", body)
+    else:
+        with pytest.raises(CallError, match="nested deeper"):
+            read("responses", body)
 
 
 def test_facts_flatten_nested_metadata_and_hide_credentials() -> None:

@@ -188,3 +188,23 @@ def test_random_tokens_never_break_the_parser(renderer, thinking_renderer, token
         for one in (renderer, thinking_renderer):
             turn = one.parse(ids, TOOLS)
             json.dumps([turn.text, turn.reasoning])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": ' + "[" * 5000 + "]" * 5000 + "}",
+        '{"a": ' + "[" * 70 + "]" * 70 + "}",
+        r'{"a": "\ud83d"}',
+        r'{"\ud83d": 1}',
+    ],
+    ids=["endless number", "endless brackets", "too deep for requests", "half a surrogate pair", "half a pair as key"],
+)
+def test_T18_a_call_that_no_harness_can_be_given_is_text(renderer, tokenizer, arguments):
+    """JSON parsers refuse some of these with other errors than those of syntax; others parse and cannot be sent."""
+    sampled = f'<tool_call>\n{{"name": "Bash", "arguments": {arguments}}}\n</tool_call>'
+    turn = renderer.parse(tokenizer.encode(sampled, add_special_tokens=False), TOOLS)
+    assert turn.good_calls == ()
+    assert turn.flags == ["unparsed_tool_call"]
+    assert turn.text == sampled

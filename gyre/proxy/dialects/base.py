@@ -17,12 +17,9 @@ import msgspec
 from gyre.core.records import FinishReason
 from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, Fault
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.trajectory.conversation import MAX_DEPTH, Conversation, Message, ToolCall
 
 T = TypeVar("T")
-
-MAX_DEPTH = 64
-"""Nesting allowed in tool arguments and schemas; deeper values are refused, since templates recurse over them."""
 
 
 class ToolForm(msgspec.Struct, frozen=True):
