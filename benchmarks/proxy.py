@@ -1,15 +1,16 @@
 """What does a model call cost in a proxy, beside the proxies of others?
 
-    python benchmarks/proxy.py [--json OUT] [--history 2000 100000] [--concurrency 1 64 512] [--rounds 3]
+    python benchmarks/proxy.py [--json OUT] [--history 2000 100000] [--concurrency 1 64 512] [--workers 1 2]
 
-Gyre's proxy worker and each peer (set up by `benchmarks/peers.sh`) run as one server process; behind all of them the
-same model answers at once (`proxy_upstream.py`), so whatever a call takes is overhead. Agents hold coding conversations
-over the Chat Completions API, not streaming, and send their whole history with every call; each call adds a turn with a
-tool call and its result. Gyre's conversations were played through it turn by turn from the first message; agentcore
-rebuilds every prompt from the messages, and the other two hold no state that grows with the history.
+Gyre's proxy and each peer (set up by `benchmarks/peers.sh`) run as one server process, Gyre's also as several with
+`--workers`; behind all of them the same model answers at once (`proxy_upstream.py`), so whatever a call takes is
+overhead. Agents hold coding conversations over the Chat Completions API, not streaming, and send their whole history
+with every call; each call adds a turn with a tool call and its result. Gyre's conversations were played through it turn
+by turn from the first message; agentcore rebuilds every prompt from the messages, and the other two hold no state that
+grows with the history.
 
-Servers take turns inside every round. Reported per server: calls/s, p50 and p99 in ms, CPU ms of the server process per
-call, its resident memory, and ratios of calls/s to the best peer (medians over rounds).
+Servers take turns inside every round. Reported per server: calls/s, p50 and p99 in ms, CPU ms of its processes per
+call, their resident memory, and ratios of calls/s to the best peer (medians over rounds).
 """
 
 import argparse
@@ -138,27 +139,35 @@ class Agent:
 
 
 class Server:
-    """A running proxy: where to send the calls of agent i, and which process to watch."""
+    """A running proxy of one or more processes: where to send the calls of agent i, and what to watch."""
 
-    def __init__(self, name: str, port: int, pid: int, route: Callable[[int], tuple[str, str]], light: str) -> None:
-        """`light`: path of a GET that costs nothing."""
-        self.name, self.port, self.route, self.light = name, port, route, light
-        self.process = psutil.Process(pid)
+    def __init__(
+        self, name: str, ports: list[int], pids: list[int], route: Callable[[int], tuple[str, str]], light: str
+    ) -> None:
+        """Agent i belongs to process i modulo their number. `light`: path of a GET to the first that costs nothing."""
+        self.name, self.ports, self.route, self.light = name, ports, route, light
+        self._processes = [psutil.Process(pid) for pid in pids]
         self.agents: list[Agent] = []
 
     def cpu_s(self) -> float:
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        times = [process.cpu_times() for process in self._processes]
+        return float(sum(each.user + each.system for each in times))
+
+    def rss_mib(self) -> float:
+        return float(sum(process.memory_info().rss for process in self._processes) / 2**20)
 
 
 class Client:
     """One kept-alive connection, on raw bytes: the driver must cost little beside the server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, agents: list[int]) -> None:
+        """`agents`: whose calls it will make; they belong to one process."""
         self._server = server
+        (self._process,) = {index % len(server.ports) for index in agents}
 
     async def connect(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._server.port, limit=2**22)
+        port = self._server.ports[self._process]
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
 
     def close(self) -> None:
         self._writer.close()
@@ -194,7 +203,7 @@ class Driven(msgspec.Struct):
 async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Driven:
     """One connection for each list of agents, whose calls it makes in that order. Stops early at the limit, once every
     connection had one answer."""
-    clients = [Client(server) for _ in indices]
+    clients = [Client(server, agents) for agents in indices]
     for client in clients:
         await client.connect()
     probe = asyncio.create_task(_probe(server, waits := []))
@@ -219,7 +228,7 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Dri
 
 
 async def _probe(server: Server, waits: list[float]) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
     key = server.route(0)[1]
     request = f"GET {server.light} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n\r\n".encode()
     try:
@@ -239,6 +248,8 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, history: int, concurrency: int, scratch: Path) -> None:
         self.arguments, self.history, self.concurrency, self.scratch = arguments, history, concurrency, scratch
+        # A connection makes the calls of every `concurrency`-th agent, and they belong to one worker.
+        self.workers = [workers for workers in arguments.workers if concurrency % workers == 0]
         self.tokenizer = make_tokenizer(scratch / "tokenizer")
         self.text = words(random.Random(1), 30).strip()
         arguments_ = {"command": words(random.Random(2), 12).strip()}
@@ -262,7 +273,7 @@ class Bench:
         async with LocalLauncher(self.scratch) as launcher:
             try:
                 http, engine = self._upstream(launcher)
-                servers = [await self._gyre(launcher, engine)]
+                servers = [await self._gyre(launcher, engine, workers) for workers in self.workers]
                 for name, venv in PEERS.items():
                     python = HERE.parent / ".cache" / "peers" / venv / "bin" / "python"
                     if name in self.arguments.peers and python.exists():
@@ -305,25 +316,31 @@ class Bench:
         self._children.append(child)
         return child
 
-    async def _gyre(self, launcher: LocalLauncher, engine: str) -> Server:
-        run = RunDir.create(self.scratch / "run", "")
-        port = _free_port()
-        config = ProxyConfig(
-            run_dir=str(run.root), tokenizer_dir=str(self.scratch / "tokenizer"), family="qwen3", max_context=250_000,
-            max_new_tokens=1000, socket="", port=port,
-        )  # fmt: skip
-        encoded = msgspec.Raw(msgspec.json.encode(config))
-        spec = ProcessSpec(name="proxy", entry=self.arguments.entry, config=encoded, env=ONE_THREAD)
-        process = await launcher.start(spec)
-        connection = rpc.connect(ProxyControl, process.address, launcher.secret)
-        await connection.stub.set_routes([EngineRoute(cell=0, address=engine, capacity=1)])
-        opened = [
-            await connection.stub.open_session(SessionSpec(execution_id=f"g0-{i}", harness="qwen_code"))
-            for i in range(self.agents)
-        ]
-        await connection.close()
-        routes = [(f"{access.path}/v1/chat/completions", access.api_key) for access in opened]
-        return Server("gyre", port, process.pid, lambda i: routes[i], f"{opened[0].path}/v1/models")
+    async def _gyre(self, launcher: LocalLauncher, engine: str, workers: int) -> Server:
+        name = "gyre" if workers == 1 else f"gyre×{workers}"
+        run = RunDir.create(self.scratch / f"run-{workers}", "")
+        ports, pids, opened = [], [], {}
+        for worker in range(workers):
+            ports.append(_free_port())
+            config = ProxyConfig(
+                run_dir=str(run.root), tokenizer_dir=str(self.scratch / "tokenizer"), family="qwen3",
+                max_context=250_000, max_new_tokens=1000, socket="", port=ports[-1],
+            )  # fmt: skip
+            encoded = msgspec.Raw(msgspec.json.encode(config))
+            spec = ProcessSpec(
+                name=f"proxy-{workers}-{worker}", entry=self.arguments.entry, config=encoded, env=ONE_THREAD
+            )
+            process = await launcher.start(spec)
+            pids.append(process.pid)
+            connection = rpc.connect(ProxyControl, process.address, launcher.secret)
+            await connection.stub.set_routes([EngineRoute(cell=0, address=engine, capacity=1)])
+            for agent in range(worker, self.agents, workers):
+                opened[agent] = await connection.stub.open_session(
+                    SessionSpec(execution_id=f"g0-{agent}", harness="qwen_code")
+                )
+            await connection.close()
+        routes = {i: (f"{access.path}/v1/chat/completions", access.api_key) for i, access in opened.items()}
+        return Server(name, ports, pids, routes.__getitem__, f"{opened[0].path}/v1/models")
 
     async def _peer(self, name: str, python: Path, upstream: str) -> Server:
         port = _free_port()
@@ -345,13 +362,13 @@ class Bench:
             "rllm": lambda i: (f"/sessions/s{i}/v1/chat/completions", "bench"),
             "agentcore": lambda i: ("/v1/chat/completions", f"s{i}"),
         }  # fmt: skip
-        return Server(name, port, child.pid, routes[name], "/health" if name == "rllm" else "/healthz")
+        return Server(name, [port], [child.pid], routes[name], "/health" if name == "rllm" else "/healthz")
 
     async def _warm(self, server: Server) -> None:
         started = time.perf_counter()
         server.agents = [self._agent(i) for i in range(self.agents)]
         turns = 1
-        if server.name == "gyre":
+        if server.name not in PEERS:
             turns = server.agents[0].turns
         else:
             for agent in server.agents:
@@ -378,7 +395,7 @@ class Bench:
             "others_wait_p50_ms": statistics.median(waits) * 1e3,
             "others_wait_max_ms": waits[-1] * 1e3,
             "cpu_ms_per_call": (server.cpu_s() - cpu) / len(latencies) * 1e3,
-            "rss_mib": server.process.memory_info().rss / 2**20,
+            "rss_mib": server.rss_mib(),
         }
 
     def _summary(self, servers: list[Server], rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -389,9 +406,10 @@ class Bench:
             row.update({key: statistics.median(one[key] for one in mine) for key in mine[0]})
             row["messages"] = len(server.agents[0].messages)
             row["body_kb"] = len(server.agents[0].body()) // 1000
-            if len(servers) > 1:
-                best = [max(one["calls_per_s"] for one in measured[1:]) for measured in rounds]
-                cheapest = [min(one["cpu_ms_per_call"] for one in measured[1:]) for measured in rounds]
+            own = len(self.workers)
+            if len(servers) > own:
+                best = [max(one["calls_per_s"] for one in measured[own:]) for measured in rounds]
+                cheapest = [min(one["cpu_ms_per_call"] for one in measured[own:]) for measured in rounds]
                 row["throughput_of_best_peer"] = statistics.median(
                     one["calls_per_s"] / peer for one, peer in zip(mine, best, strict=True)
                 )
@@ -433,9 +451,10 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for history in arguments.history:
         for concurrency in arguments.concurrency:
             with tempfile.TemporaryDirectory(prefix="gyre-bench-") as scratch:
-                rows += await Bench(arguments, history, concurrency, Path(scratch)).run()
-            for row in rows[-1 - len(arguments.peers) :]:
+                new = await Bench(arguments, history, concurrency, Path(scratch)).run()
+            for row in new:
                 print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+            rows += new
     return rows
 
 
@@ -447,6 +466,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calls", type=int, default=40, help="per round and server; at least one per agent")
     parser.add_argument("--limit", type=float, default=15.0, help="seconds per round and server")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1], choices=[1, 2, 4, 8], help="of Gyre")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--entry", default="gyre.proxy.worker:main", help="another worker, for profiling")
     arguments = parser.parse_args()

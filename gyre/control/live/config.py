@@ -65,7 +65,7 @@ class RolloutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int | None = None
     """Also serve harnesses on this loopback TCP port; by default only sandboxes reach the proxy."""
     proxy_workers: Positive = 1
-    """Processes that executions are spread over; one serves a few hundred calls per second."""
+    """Processes that executions are spread over, each with a core's worth of calls: docs/benchmarks.md, "Proxy"."""
 
 
 class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
