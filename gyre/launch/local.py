@@ -44,7 +44,8 @@ class LocalProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
             try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
             except TimeoutError:
                 # The worker leads its own session: its helpers go with it.
                 with contextlib.suppress(ProcessLookupError):
@@ -104,7 +105,8 @@ class LocalLauncher:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         try:
-            await asyncio.wait_for(_ready(read_fd), spec.start_timeout_s)
+            async with asyncio.timeout(spec.start_timeout_s):
+                await _ready(read_fd)
         except (TimeoutError, EOFError) as error:
             await started.stop(grace_s=0.0)
             why = "was not ready in time" if isinstance(error, TimeoutError) else "ended while starting"

@@ -5,6 +5,7 @@ One bubblewrap process per `exec`. Measured: about 10 ms to boot without a proxy
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,10 @@ from gyre.sandboxes.files import copy, ensure_inside, remove_tree, tail
 from gyre.sandboxes.limits import limited, make_cgroups, remove_cgroups
 from gyre.sandboxes.tree import ProcessTree
 
+log = logging.getLogger(__name__)
+
+BUSY_TRIES, BUSY_S = 100, 0.02
+"""How often, and how far apart, the removal of a cgroup is tried."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 UID = "1000"
 
@@ -98,7 +103,8 @@ class BubblewrapSandbox:
         self._running.add(tree)
         try:
             try:
-                booted = await asyncio.wait_for(tree.booted(), boot_timeout_s)
+                async with asyncio.timeout(boot_timeout_s):
+                    booted = await tree.booted()
             except TimeoutError:
                 raise SandboxError(f"sandbox {self.spec.name}: not booted within {boot_timeout_s:g} s.") from None
             if not booted:
@@ -108,7 +114,8 @@ class BubblewrapSandbox:
                 on_boot()
             code: int | None
             try:
-                code = await asyncio.wait_for(tree.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    code = await tree.wait()
             except TimeoutError:
                 code = None
                 await tree.terminate(self._term_grace_s)
@@ -136,8 +143,14 @@ class BubblewrapSandbox:
     async def close(self, *, keep: bool) -> None:
         for tree in list(self._running):
             await tree.terminate(self._term_grace_s)
-        remove_cgroups(self.cgroups)
-        self.cgroups = []
+        for _ in range(BUSY_TRIES):
+            self.cgroups = remove_cgroups(self.cgroups)
+            if not self.cgroups:
+                break
+            await self._clock.sleep(BUSY_S)
+        else:
+            log.warning("sandbox %s: left to the next runner, still busy: %s", self.spec.name, self.cgroups)
+            self.cgroups = []
         if not keep:
             await remove_tree(self.spec.root)
 

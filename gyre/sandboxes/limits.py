@@ -4,6 +4,7 @@ Where no cgroup can be made, memory and processes of the whole tree are not limi
 """
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -62,11 +63,20 @@ def make_cgroups(limits: Limits) -> list[Path]:
     return made
 
 
-def remove_cgroups(cgroups: list[Path]) -> None:
-    """Call when their processes have ended."""
+def remove_cgroups(cgroups: list[Path]) -> list[Path]:
+    """Call when their processes have ended. Returns those that are busy: the kernel lets go of a process a moment after
+    it told of its end."""
+    busy = []
     for cgroup in cgroups:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             cgroup.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            busy.append(cgroup)
+    return busy
 
 
 def sweep_cgroups() -> None:

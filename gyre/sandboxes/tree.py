@@ -50,7 +50,8 @@ class ProcessTree:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
         await self.kill()
 
     async def kill(self) -> None:

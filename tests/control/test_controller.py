@@ -284,7 +284,8 @@ def run_small(cells: RandomCells, timeout: float | None = None) -> list[ev.Event
     async def main() -> None:
         small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=0.5, max_steps=3)
         parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
-        await asyncio.wait_for(Controller(small, *parts, cells, journal).run(), timeout)
+        async with asyncio.timeout(timeout):
+            await Controller(small, *parts, cells, journal).run()
 
     try:
         run_virtual(main())

@@ -121,7 +121,8 @@ async def train(fleet: Fleet, cells: LiveCells) -> Saboteur:
     controller = Controller(SCHEDULER, SystemClock(), Instant(), Instant(), saboteur, cells, saboteur)
     watch = asyncio.ensure_future(EngineWatch(fleet, SystemClock(), stall_s=4.0).run())
     try:
-        await asyncio.wait_for(controller.run(), 200)
+        async with asyncio.timeout(200):
+            await controller.run()
     finally:
         watch.cancel()
     return saboteur

@@ -144,7 +144,8 @@ async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path
             return await proxies.close_session(execution_id)
 
         executions = [asyncio.create_task(execute(execution_id)) for execution_id in EXECUTIONS]
-        await asyncio.wait_for(all_run.wait(), 20)
+        async with asyncio.timeout(20):
+            await all_run.wait()
         assert (await proxies.stats()).calls_by_cell == {0: len(EXECUTIONS)}
 
         # The cell leaves: calls of both workers go on at the other engine, from the tokens already produced.

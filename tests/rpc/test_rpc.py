@@ -67,7 +67,8 @@ async def test_closing_a_stream_cancels_the_other_side(tmp_path: Path) -> None:
     stream = connection.stub.ticks(2)
     assert [(await anext(stream)).n for _ in range(2)] == [0, 1]
     await stream.aclose()  # type: ignore[attr-defined]
-    await asyncio.wait_for(implementation.stream_closed.wait(), 5)
+    async with asyncio.timeout(5):
+        await implementation.stream_closed.wait()
     await connection.close()
     await server.stop()
 

@@ -119,7 +119,8 @@ async def _run(
             except (PeerLost, EssentialLost) as error:
                 # Whoever noticed it: the end of the proxy or the runner is told once, here.
                 with contextlib.suppress(TimeoutError):
-                    name, detail = await asyncio.wait_for(fleet.essential_end(), END_SEEN_S)
+                    async with asyncio.timeout(END_SEEN_S):
+                        name, detail = await fleet.essential_end()
                     journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
                     raise EssentialLost(detail) from error
                 raise

@@ -66,7 +66,8 @@ class RequestStream:
         if not self._first and not self._ended.is_set():
             # Let more tokens join this chunk, but deliver the end at once.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), CHUNK_INTERVAL_S)
+                async with asyncio.timeout(CHUNK_INTERVAL_S):
+                    await self._ended.wait()
         chunk = GenerateChunk(
             output_ids=self._ids,
             logprobs=self._logprobs,
