@@ -6,15 +6,18 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 import pytest_asyncio
-from contract import CONTEXT, Answer, Rig, ask, close, prompt, request, tiny_config, until
+from contract import CONTEXT, LONG, Answer, Rig, ask, close, prompt, request, tiny_config, until
 
 from gyre.core.errors import GyreError, NotReady, WeightsUnavailable
-from gyre.engines.base import Engine
+from gyre.core.tokens import TokenIds
+from gyre.engines.base import Engine, Sampling
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.engine import LocalEngine
 from gyre.launch.base import ProcessSpec
 from gyre.launch.local import LocalLauncher
-from gyre.rpc import connect
+from gyre.proxy.base import EngineRoute
+from gyre.proxy.router import Piece, Router, RouterLimits
+from gyre.rpc import Connection, connect
 from gyre.transport.shm import ShmTransport
 
 PAGE = 8
@@ -26,6 +29,7 @@ class Pair:
     """Publishes, and knows what is right."""
     source: Engine
     destination: Engine
+    connections: list[Connection[Engine]]
 
 
 def config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
@@ -53,7 +57,7 @@ class TestTwoProcesses:
             ]
             processes = await asyncio.gather(*(launcher.start(spec) for spec in specs))
             connections = [connect(Engine, process.address, launcher.secret) for process in processes]
-            yield Pair(rig, *(connection.stub for connection in connections))
+            yield Pair(rig, *(connection.stub for connection in connections), connections)
             for connection in connections:
                 await connection.close()
 
@@ -153,6 +157,37 @@ class TestTwoProcesses:
         await pair.source.restore()
         with pytest.raises(WeightsUnavailable):
             await pair.destination.import_kv(ref)
+
+    async def test_the_proxy_moves_several_calls_at_once(self, pair):
+        by_address = {connection.address: connection for connection in pair.connections}
+        limits = RouterLimits(hold_s=30.0, stall_s=30.0, drain_s=30.0, handoff_s=30.0)
+        router = Router(by_address.__getitem__, limits)
+        source, destination = (
+            EngineRoute(cell=cell, address=connection.address, capacity=8)
+            for cell, connection in enumerate(pair.connections)
+        )
+        prompts = [prompt(80 + 10 * i, seed=20 + i) for i in range(4)]
+        answers: list[list[Piece]] = [[] for _ in prompts]
+
+        async def call(number: int) -> None:
+            async for piece in router.generate(f"e{number}", TokenIds(prompts[number]), LONG, Sampling()):
+                answers[number].append(piece)
+
+        router.set_routes([source])
+        calls = asyncio.gather(*(call(number) for number in range(len(prompts))))
+        await until(lambda: all(answers), calls)
+        router.set_routes([destination])
+        report = await router.drain(0)
+        await calls
+        assert (report.rerouted, report.with_kv) == (4, 4)
+        for ids, pieces in zip(prompts, answers, strict=True):
+            outputs = [token for piece in pieces for token in piece.output_ids]
+            at_source = sum(len(piece.output_ids) for piece in pieces if piece.cell == 0)
+            first_moved = next(piece for piece in pieces if piece.cell == 1)
+            assert first_moved.cached_tokens == (len(ids) + at_source - 1) // PAGE * PAGE
+            logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
+            assert len(outputs) == LONG
+            close(logprobs, pair.rig.expected(ids, outputs, 1))
 
     async def test_kv_of_another_layout_is_refused(self, pair):
         ids = prompt(32, seed=7)
