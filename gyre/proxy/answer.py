@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gyre.proxy.call import Call, Reader
 from gyre.proxy.dialects.base import Delta, Dialect, RequestFacts, TurnEnd
-from gyre.proxy.errors import STATUS, CallError
+from gyre.proxy.errors import STATUS, CallError, Fault
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,9 @@ def error_response(dialect: Dialect, error: CallError) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if error.final:
         headers["x-should-retry"] = "false"
+    if error.fault is Fault.TOO_SLOW:
+        # What is left of the body would hold the connection open.
+        headers["connection"] = "close"
     body = msgspec.json.encode(dialect.error_body(error))
     return Response(body, STATUS[error.fault], headers, media_type="application/json")
 
