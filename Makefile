@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint unit sglang fuzz harnesses e2e clean
+.PHONY: help setup demo test lint unit sglang fuzz harnesses clean
 
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
 	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
+	@echo "make unit    only the tests that start no harness, engine or trainer process"
 	@echo "make harnesses    install every harness and run all tests against the real binaries"
 	@echo "make fuzz    10,000 hostile bodies at the proxy"
 
@@ -16,7 +17,8 @@ setup:
 demo: setup
 	$(BIN)/gyre train examples/quickstart.toml $(ARGS)
 
-test: setup lint unit
+test: setup lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest
 
 lint:
 	$(BIN)/ruff check gyre tests examples benchmarks
@@ -25,7 +27,7 @@ lint:
 	$(BIN)/lint-imports
 
 unit:
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not live and not harness and not e2e and not sglang"
 
 # The engine contract against a real SGLang server on the CPU; 3.2 GB in .cache.
 sglang: setup

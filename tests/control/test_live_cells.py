@@ -12,6 +12,8 @@ from gyre.core.errors import CheckpointFailed, PeerLost
 from gyre.scheduling.config import SchedulerConfig
 from gyre.training.config import ParallelConfig
 
+pytestmark = pytest.mark.live
+
 
 async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: Path) -> None:
     scheduler = SchedulerConfig(B=1, N=1, K=2, C_e=4, max_steps=1)

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from live_fleet import make_policy, micro_step, run_config, running
 
@@ -22,6 +23,8 @@ from gyre.scheduling.config import SchedulerConfig
 from gyre.training.base import MicroStep
 from gyre.training.config import ParallelConfig
 from gyre.transport.shm import ShmTransport
+
+pytestmark = pytest.mark.live
 
 SCHEDULER = SchedulerConfig(policy="async", B=2, N=1, mu=2, K=2, C_e=0, C_s=4, tau_s=0.0, max_steps=4)
 MICRO_STEPS = 6

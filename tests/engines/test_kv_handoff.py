@@ -37,6 +37,7 @@ def config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
     return LocalEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | changes))
 
 
+@pytest.mark.live
 @pytest.mark.asyncio(loop_scope="class")
 class TestTwoProcesses:
     @pytest_asyncio.fixture(loop_scope="class", scope="class")

@@ -55,6 +55,7 @@ class TestInProcess(EngineContract):
 
 
 @pytest.mark.asyncio(loop_scope="class")
+@pytest.mark.live
 class TestWorker(EngineContract):
     @pytest_asyncio.fixture(loop_scope="class", scope="class")
     async def started(self, model_dir, tmp_path_factory):

@@ -80,7 +80,7 @@ async def cells(tmp_path_factory: pytest.TempPathFactory, model_dir: str, store:
         await started.close()
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def enter(cells: Cells, version: int) -> None:

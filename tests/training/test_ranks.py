@@ -25,6 +25,8 @@ from gyre.training.objective import ObjectiveConfig
 from gyre.trajectory.microstep import ExecutionRows
 from gyre.transport.shm import ShmTransport
 
+pytestmark = pytest.mark.live
+
 CELLS = [
     ("qwen3-4-layers-tied", ParallelConfig(tensor=2, pipeline=2)),
     ("llama-4-layers", ParallelConfig(pipeline=4)),

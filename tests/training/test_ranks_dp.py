@@ -19,6 +19,8 @@ from gyre.training.trainer import MegatronTrainer
 from gyre.trajectory.microstep import MicroStep
 from gyre.transport.shm import ShmTransport
 
+pytestmark = pytest.mark.live
+
 LAYOUTS = [
     ("qwen3-4-layers-tied", ParallelConfig(data=2)),
     ("qwen3-4-layers-tied", ParallelConfig(data=2, pipeline=2)),

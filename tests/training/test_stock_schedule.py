@@ -22,6 +22,8 @@ from gyre.training.megatron.replica import Replica
 from gyre.training.pipeline import Pipeline, Stage
 from gyre.trajectory.microstep import Row
 
+pytestmark = pytest.mark.live
+
 LAYOUTS = [ParallelConfig(tensor=2, pipeline=2), ParallelConfig(pipeline=4)]
 BATCHES = 4
 

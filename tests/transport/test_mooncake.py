@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.live
+
 INSTALLED = Path(__file__).parents[2] / ".cache/mooncake"
 CASES = Path(__file__).with_name("mooncake_cases.py")
 
