@@ -27,7 +27,7 @@ lint:
 	$(BIN)/lint-imports
 
 unit:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not live and not harness and not e2e and not sglang"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not live and not harness and not e2e and not sglang"
 
 # The engine contract against a real SGLang server on the CPU; 3.2 GB in .cache.
 sglang: setup
