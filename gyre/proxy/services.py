@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from gyre.core.clock import Clock
+from gyre.core.errors import GyreError
 from gyre.core.records import CallRecord
 from gyre.engines.base import Sampling
 from gyre.proxy.router import Router
@@ -21,18 +22,31 @@ class RecordSink(Protocol):
 
 
 class StoreSink:
-    """Writes records to the run database from one thread, so that no session waits for another's disk."""
+    """Writes records to the run database from one thread, so that no session waits for another's disk.
+
+    After a failed write, no later record of that execution is written: it may continue the lost one, and a tree with a
+    missing node cannot be read."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
+        self._incomplete: set[str] = set()
 
     async def put(self, record: CallRecord) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._store.put_record, record)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._put, record)
 
     def close(self) -> None:
         self._thread.shutdown()
         self._store.close()
+
+    def _put(self, record: CallRecord) -> None:
+        if record.execution_id in self._incomplete:
+            raise GyreError(f"A record of {record.execution_id} could not be written; no later one of it is stored.")
+        try:
+            self._store.put_record(record)
+        except BaseException:
+            self._incomplete.add(record.execution_id)
+            raise
 
 
 class CallBounds(msgspec.Struct, frozen=True, kw_only=True):
