@@ -9,7 +9,13 @@ from gyre.core.errors import ConfigError, GyreError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    # argparse takes overrides only where they follow the config directly; an option may stand between them.
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not ("overrides" in arguments and all("=" in r and not r.startswith("-") for r in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:

@@ -38,6 +38,14 @@ def test_bad_config_is_refused_in_one_sentence(
     assert not run.exists()
 
 
+def test_an_override_counts_wherever_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run"), "scheduler.muu=2", "scheduler.phi=1"]) == 2
+    assert "scheduler.muu is not a known key" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run"), "--steps=2"])
+    assert "unrecognized arguments: --steps=2" in capsys.readouterr().err
+
+
 def test_colocate_with_extra_dispatch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["scheduler.policy=colocate", "scheduler.K=1", "scheduler.C_s=0", "scheduler.phi=0.5"]
     assert main(["train", QUICKSTART, *overrides, "--run-dir", str(tmp_path / "run")]) == 2
