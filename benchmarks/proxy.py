@@ -374,7 +374,8 @@ class Bench:
             for agent in server.agents:
                 agent.pretend(self.text, self.call)
         # Eight at a time: this is not what is measured.
-        await drive(server, [[i for i in range(c, self.agents, 8) for _ in range(turns)] for c in range(8)], 1e9)
+        clients = range(min(8, self.agents))
+        await drive(server, [[i for i in range(c, self.agents, 8) for _ in range(turns)] for c in clients], 1e9)
         print(f"  {server.name} warm after {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
     async def _measure(self, server: Server, number: int) -> dict[str, Any]:
