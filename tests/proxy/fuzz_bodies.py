@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 from hypothesis import strategies as st
@@ -72,7 +73,7 @@ def _damage(rng: random.Random, body: Any) -> None:
     parent, key = rng.choice(places)
     match rng.randrange(6):
         case 0 | 1:
-            parent[key] = rng.choice(JUNK)
+            parent[key] = _junk(rng)
         case 2:
             del parent[key]
         case 3 if isinstance(parent, dict):
@@ -81,7 +82,12 @@ def _damage(rng: random.Random, body: Any) -> None:
             parent[key:key] = [parent[key]] * rng.choice([1, 2, 50])
         case _:
             other, at = rng.choice(places)
-            parent[key] = json.loads(json.dumps(other[at])) if _has(other, at) else rng.choice(JUNK)
+            parent[key] = json.loads(json.dumps(other[at])) if _has(other, at) else _junk(rng)
+
+
+def _junk(rng: random.Random) -> Any:
+    # A copy: later damage may go into it, and must reach neither the next example nor, in a circle, itself.
+    return deepcopy(rng.choice(JUNK))
 
 
 def _damage_bytes(rng: random.Random, raw: bytes) -> bytes:
