@@ -1,11 +1,12 @@
-"""What a set of rows costs when prefixes that several of them begin with are computed once (DESIGN §6 "packed-tree").
+"""Rows whose common prefixes are computed once: what is laid out of them, and what it costs (DESIGN §6 "packed-tree").
 
-The count is the trainer's layout to the token: a row counts up to the last token that predicts a target, and a shared
-stretch shorter than `MIN_SHARED` is computed again in every row.
+A row counts up to the last token that predicts a target, and a shared stretch shorter than `MIN_SHARED` is computed
+again in every row. The trainer lays out exactly these stretches (`training.megatron.pack`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,6 +18,30 @@ MIN_SHARED = 16
 """Shorter common stretches are computed again: the extra attention calls would cost more than the tokens."""
 ATTENTION_BREAK_EVEN = 16384
 """Row length at which attention costs as much as the rest of a layer (about 6 × hidden size of a mid-size model)."""
+
+
+class Stretch(NamedTuple):
+    """Tokens [start, end) of rows [first, last), which are the same in all of them."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+def stretches(lengths: Sequence[int], common: Sequence[int]) -> Iterator[Stretch]:
+    """What is computed of rows in lexicographic order: depth first, and what a row begins with before the rest of it.
+    `lengths` are positive; `common[i]` is the length of the prefix that rows i and i+1 share."""
+    branches = [(0, len(lengths), 0)] if lengths else []  # rows [first, last) from a depth on
+    while branches:
+        first, last, depth = branches.pop()
+        end = min(common[first : last - 1], default=lengths[first])
+        if end > depth and (last - first == 1 or end - depth >= MIN_SHARED):
+            yield Stretch(first, last, depth, end)
+            depth = end
+        if last - first > 1:
+            cuts = [i + 1 for i in range(first, last - 1) if common[i] == end]
+            branches += [(a, b, depth) for a, b in pairwise([first, *cuts, last])][::-1]
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -38,7 +63,7 @@ class SharedRows:
         used = [np.array(row.ids_T[: row.targets[-1]] if row.targets else [], dtype=">u4") for row in rows]
         order = sorted(range(len(used)), key=lambda r: used[r].tobytes())
         self._lengths = [len(used[r]) for r in order]
-        shared = [_common(used[a], used[b]) if share_prefixes else 0 for a, b in pairwise(order)]
+        shared = [common_length(used[a], used[b]) if share_prefixes else 0 for a, b in pairwise(order)]
         self._common = np.array(shared, dtype=np.int64)
         self._rank = {row: rank for rank, row in enumerate(order)}
 
@@ -54,27 +79,17 @@ class SharedRows:
     def size(self, rows: Iterable[int]) -> Size:
         """Of one forward pass over these rows."""
         ranks = [rank for rank in sorted(map(self._rank.__getitem__, rows)) if self._lengths[rank]]
-        if not ranks:
-            return Size(0, 0.0)
         common = np.minimum.reduceat(self._common[: ranks[-1]], ranks[:-1]).tolist() if len(ranks) > 1 else []
         lengths = [self._lengths[rank] for rank in ranks]
         tokens = squares = 0
-        branches = [(0, len(ranks), 0)]  # rows [first, last) below a depth that is laid out
-        while branches:
-            first, last, depth = branches.pop()
-            end = min(common[first : last - 1], default=lengths[first])
-            if end > depth and (last - first == 1 or end - depth >= MIN_SHARED):
-                tokens += end - depth
-                squares += end * end - depth * depth
-                depth = end
-            if last - first > 1:
-                cuts = [i + 1 for i in range(first, last - 1) if common[i] == end]
-                branches += [(a, b, depth) for a, b in pairwise([first, *cuts, last])]
+        for _, _, start, end in stretches(lengths, common):
+            tokens += end - start
+            squares += end * end - start * start
         return Size(tokens, tokens + squares / ATTENTION_BREAK_EVEN)
 
 
-def _common(a: npt.NDArray[np.uint32], b: npt.NDArray[np.uint32]) -> int:
-    """Length of the common prefix."""
+def common_length(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    """Of the prefix that two lines of token ids share."""
     length = min(len(a), len(b))
     different = np.nonzero(a[:length] != b[:length])[0]
     return int(different[0]) if len(different) else length

@@ -209,7 +209,7 @@ def test_T26_the_packer_counts_what_the_trainer_lays_out(world, seed) -> None:
     for some in (rows, stretched):
         laid_out = layout.pack_rows(some, True, torch.device("cpu")).tokens
         assert prefixes.SharedRows(some).size(range(len(some))).tokens == laid_out
-    assert prefixes.MIN_SHARED == layout.MIN_SHARED
+    assert layout.stretches is prefixes.stretches
 
 
 def test_T24_T27_pads_are_never_inferred_from_token_values(make_trainer, hf_model) -> None:

@@ -7,7 +7,7 @@ ids at equal positions after equal ids have equal hidden states, so loss and gra
 Shapes: `_T` tokens of the pack, `_U` targets of the pack (row after row, ascending inside a row).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,11 +17,9 @@ import torch
 
 from gyre.training.megatron.nodes import Node
 from gyre.trajectory.microstep import Row
-from gyre.trajectory.prefixes import MIN_SHARED
+from gyre.trajectory.prefixes import common_length, stretches
 
 Ints = npt.NDArray[np.int64]
-_Branch = tuple[Sequence[int], Sequence[int], int, tuple[tuple[int, int], ...]]
-"""Rows, the prefix lengths that neighbours share, the depth that is laid out, and the nodes above."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,11 @@ def pack_rows(rows: Sequence[Row], share_prefixes: bool, device: torch.device) -
     used = [np.array(row.ids_T[: row.targets[-1]] if row.targets else [], dtype=np.int64) for row in rows]
     layout = _Layout(used)
     alive = [r for r, ids in enumerate(used) if len(ids)]
-    if share_prefixes and alive:
+    if share_prefixes:
         alive.sort(key=lambda r: rows[r].ids_T[: rows[r].targets[-1]])
-        layout.add(alive, [_common(used[a], used[b]) for a, b in pairwise(alive)])
-    else:
-        for r in alive:
-            layout.add([r], [])
+    common = [common_length(used[a], used[b]) if share_prefixes else 0 for a, b in pairwise(alive)]
+    for first, last, start, end in stretches([len(used[r]) for r in alive], common):
+        layout.add(alive[first:last], start, end)
     predictors = [layout.paths[r][np.array(row.targets, dtype=np.int64) - 1] for r, row in enumerate(rows)]
     targets = [row.ids_T[t] for row in rows for t in row.targets]
     return Pack(
@@ -77,51 +74,22 @@ class _Layout:
         self.positions: list[Ints] = []
         self.nodes: list[Node] = []
         self.paths: list[Ints] = [np.empty(len(ids), dtype=np.int64) for ids in used]
+        self._above: list[tuple[tuple[int, int], ...]] = [()] * len(used)
+        """For each row the pack ranges of what is laid out of it, adjacent ones joined."""
 
-    def add(self, rows: Sequence[int], common: Sequence[int]) -> None:
-        """Adds rows in lexicographic order; common[i] is the length of the prefix that rows i and i+1 share."""
-        branches: list[_Branch] = [(rows, common, 0, ())]
-        while branches:
-            rows, common, depth, ancestors = branches.pop()
-            end = min(common, default=len(self._used[rows[0]]))
-            if end > depth and (len(rows) == 1 or end - depth >= MIN_SHARED):
-                ancestors = self._node(rows, depth, end, ancestors)
-                depth = end
-            if len(rows) > 1:
-                runs = list(_runs(common, end))
-                branches += [(rows[a:b], common[a : b - 1], depth, ancestors) for a, b in reversed(runs)]
-
-    def _node(
-        self, rows: Sequence[int], depth: int, end: int, ancestors: tuple[tuple[int, int], ...]
-    ) -> tuple[tuple[int, int], ...]:
-        """Appends tokens [depth, end) of the rows, which are the same in all; returns the ancestors of what follows."""
-        start, stop = self._length, self._length + end - depth
-        self.ids.append(self._used[rows[0]][depth:end])
-        self.positions.append(np.arange(depth, end))
-        self.nodes.append(Node(start, stop, ancestors))
+    def add(self, rows: Sequence[int], start: int, end: int) -> None:
+        """Appends tokens [start, end) of the rows, which are the same in all, as one node."""
+        first, last = self._length, self._length + end - start
+        above = self._above[rows[0]]
+        self.ids.append(self._used[rows[0]][start:end])
+        self.positions.append(np.arange(start, end))
+        self.nodes.append(Node(first, last, above))
+        joins = bool(above) and above[-1][1] == first
+        above = (*above[:-1], (above[-1][0], last)) if joins else (*above, (first, last))
         for row in rows:
-            self.paths[row][depth:end] = np.arange(start, stop)
-        self._length = stop
-        if ancestors and ancestors[-1][1] == start:
-            return (*ancestors[:-1], (ancestors[-1][0], stop))
-        return (*ancestors, (start, stop))
-
-
-def _runs(common: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows whose neighbours share more than `end` tokens: the branches below it."""
-    first = 0
-    for i, length in enumerate(common, start=1):
-        if length == end:
-            yield first, i
-            first = i
-    yield first, len(common) + 1
-
-
-def _common(a: Ints, b: Ints) -> int:
-    """Length of the common prefix."""
-    length = min(len(a), len(b))
-    different = np.nonzero(a[:length] != b[:length])[0]
-    return int(different[0]) if len(different) else length
+            self.paths[row][start:end] = np.arange(first, last)
+            self._above[row] = above
+        self._length = last
 
 
 def _concatenate(arrays: list[Ints]) -> Ints:
