@@ -13,6 +13,12 @@ MAX_DEPTH = 64
 """Nesting allowed in tool arguments and schemas, sampled or received: templates recurse over them."""
 
 
+def is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """Whether a JSON value is nested no deeper than `depth` levels."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(is_shallow(item, depth - 1) for item in items)
+
+
 class ToolCall(msgspec.Struct, frozen=True):
     id: str
     """Issued by the proxy for sampled calls; a foreign id marks a call that this policy did not sample here."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gyre.trajectory.conversation import MAX_DEPTH
+from gyre.trajectory.conversation import is_shallow
 from gyre.trajectory.lexer import Lexeme, Lexer
 from gyre.trajectory.syntax import Shown, Syntax
 
@@ -150,15 +150,10 @@ def call_arguments(arguments: Any) -> dict[str, Any] | str:
 def can_be_sent(name: str, arguments: dict[str, Any] | str) -> bool:
     """Whether a harness can be given this call and echo it: arguments are an object, no deeper than those of requests,
     and text is Unicode (JSON can spell half a surrogate pair)."""
-    if not isinstance(arguments, dict) or not _is_shallow(arguments, MAX_DEPTH):
+    if not isinstance(arguments, dict) or not is_shallow(arguments):
         return False
     try:
         msgspec.json.encode((name, arguments))
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_shallow(value: Any, depth: int) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth >= 0 and all(_is_shallow(item, depth - 1) for item in items)

@@ -17,7 +17,7 @@ import msgspec
 from gyre.core.records import FinishReason
 from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, Fault
-from gyre.trajectory.conversation import MAX_DEPTH, Conversation, Message, ToolCall
+from gyre.trajectory.conversation import MAX_DEPTH, Conversation, Message, ToolCall, is_shallow
 
 T = TypeVar("T")
 
@@ -171,16 +171,10 @@ def _without_lone_surrogates(value: Any) -> Any:
     return value
 
 
-def check_depth(value: Any, place: str, depth: int = 0) -> None:
+def check_depth(value: Any, place: str) -> None:
     """Raises CallError when a free-form JSON value is nested deeper than templates can render."""
-    if depth > MAX_DEPTH:
+    if not is_shallow(value):
         raise CallError(Fault.INVALID, f"Invalid request: {place} is nested deeper than {MAX_DEPTH} levels.")
-    if isinstance(value, dict):
-        for item in value.values():
-            check_depth(item, place, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            check_depth(item, place, depth + 1)
 
 
 def parse_arguments(text: str, place: str) -> dict[str, Any] | str:
