@@ -70,6 +70,17 @@ class Board:
     def capacity(self) -> int:
         return capacity(self.config, self.training)
 
+    async def within(self, seconds: float, condition: Callable[[], bool]) -> bool:
+        """Waits for the condition, at most `seconds`; whether it came true."""
+        true = asyncio.ensure_future(self.signal.until(condition))
+        over = asyncio.ensure_future(self.clock.sleep(seconds))
+        try:
+            await asyncio.wait({true, over}, return_when=asyncio.FIRST_COMPLETED)
+            return true.done()
+        finally:
+            true.cancel()
+            over.cancel()
+
     def situation(self, *, boundary: bool = False) -> Situation:
         return Situation(
             now=self.clock.now(),

@@ -78,15 +78,8 @@ class Rollout(Generic[W]):
         board, limit = self._board, self._members.limits.no_engine_s
         while True:
             await board.signal.until(lambda: self.starved)
-            recovered = asyncio.ensure_future(board.signal.until(lambda: not self.starved))
-            deadline = asyncio.ensure_future(board.clock.sleep(limit))
-            try:
-                await asyncio.wait({recovered, deadline}, return_when=asyncio.FIRST_COMPLETED)
-                if not recovered.done():
-                    raise GyreError(f"no rollout engine has been alive for {limit:g} s, so no execution can go on")
-            finally:
-                recovered.cancel()
-                deadline.cancel()
+            if not await board.within(limit, lambda: not self.starved):
+                raise GyreError(f"no rollout engine has been alive for {limit:g} s, so no execution can go on")
 
     async def gone(self, cell: int) -> None:  # noqa: ARG002  whoever it is, the routes follow who is alive
         await self._route()

@@ -146,6 +146,7 @@ class TrainingLoop(Generic[W]):
         now = board.clock.now()
         results = batch.results()
         gap_count = sum(result.gap_count for result in results)
+        gap_mean = sum(result.gap_sum for result in results) / gap_count if gap_count else 0.0
         staleness = [batch.version - group.version for group in batch.groups]
         self._staleness.step(staleness)
         self.reward_mean = batch.reward_mean()
@@ -160,7 +161,7 @@ class TrainingLoop(Generic[W]):
                 grad_norm=stats.grad_norm,
                 cells=list(range(members)),
                 logprob_gap_count=gap_count,
-                logprob_gap_mean=sum(result.gap_sum for result in results) / gap_count if gap_count else 0.0,
+                logprob_gap_mean=gap_mean,
                 logprob_gap_max=max((result.gap_max for result in results), default=0.0),
                 ratios=merged(result.ratios for result in results),
                 clipped_executions=sum(result.clipped_executions for result in results),
@@ -170,7 +171,7 @@ class TrainingLoop(Generic[W]):
             )
         )
         if gap_count:
-            self._gaps.append(sum(result.gap_sum for result in results) / gap_count)
+            self._gaps.append(gap_mean)
             rise = gap_rise(self._gaps)
             if rise:
                 board.record(LogprobGapGrew(t=now, step=batch.step, rise=rise))

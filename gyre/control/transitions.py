@@ -280,11 +280,4 @@ class Transitions(Generic[W]):
 
     async def _another_decision(self, decision: Decision, recheck_at: float) -> None:
         """Returns at `recheck_at`, or when the policy changes its mind before."""
-        board = self._board
-        change = asyncio.ensure_future(board.signal.until(lambda: self._decision() != decision))
-        timer = asyncio.ensure_future(board.clock.sleep(recheck_at - board.clock.now()))
-        try:
-            await asyncio.wait({change, timer}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            change.cancel()
-            timer.cancel()
+        await self._board.within(recheck_at - self._board.clock.now(), lambda: self._decision() != decision)
