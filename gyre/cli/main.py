@@ -82,7 +82,7 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     for name, seeds, text in (
         ("table1", 20, "the eleven rows of the paper's Table 1"),
         ("speedups", 5, "48 steps against Async and Colocate"),
-        ("beyond", 5, "launch orders, the work bound, and verl's published rule on the same workload"),
+        ("beyond", 5, "launch orders and the work bound, paired by seed"),
     ):
         experiment = experiments.add_parser(name, help=text)
         experiment.add_argument("--seeds", type=int, default=seeds)

@@ -22,10 +22,10 @@ def final_report(run_dir: Path, console: Console | None = None) -> None:
     pictures = []
     if summary.steps:
         console.print(tables.steps_table(summary), "")
-        if summary.recovery:
-            console.print(tables.recovery_table(summary), "")
         pictures.append(run.root / "reward.png")
         plots.draw_reward(summary, pictures[-1])
+    if summary.recovery:
+        console.print(tables.recovery_table(summary), "")
     if role_spans(events):
         pictures.append(run.root / "timeline.png")
         plots.draw_timeline(events, pictures[-1])
