@@ -48,7 +48,7 @@ class WithoutKv:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def export_kv(self, input_ids: list[int]) -> KvRef | None: ...
+    async def export_kv(self, input_ids: TokenIds) -> KvRef | None: ...
 
 
 class Link:

@@ -62,7 +62,7 @@ class KvRef(msgspec.Struct, frozen=True, kw_only=True):
     """Of the weights that computed it; only an engine with the same ones may use it."""
     layout: str
     """Sizes and types, in the source's words; a destination of another layout refuses."""
-    input_ids: list[int]
+    input_ids: TokenIds
     """The prefix that is covered, [T]."""
 
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
         """Allocates again after `release`; the engine has no weights until `update_weights`."""
         ...
 
-    async def export_kv(self, input_ids: list[int]) -> KvRef | None:
+    async def export_kv(self, input_ids: TokenIds) -> KvRef | None:
         """Offers the KV of the longest prefix of `input_ids` in the prefix cache; a request that was aborted a moment
         ago has left its own there. None: there is nothing, or this engine cannot; the destination computes it anew."""
         ...

@@ -9,13 +9,14 @@ import logging
 from collections.abc import Iterator
 
 from gyre.core.errors import GyreError, PeerLost
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, KvRef
 
 log = logging.getLogger(__name__)
 
 
 async def hand_off(
-    request_id: str, input_ids: list[int], source: Engine, destinations: Iterator[Engine], seconds: float
+    request_id: str, input_ids: TokenIds, source: Engine, destinations: Iterator[Engine], seconds: float
 ) -> int:
     """Tokens of `input_ids` whose KV a destination has; 0 when all must be computed anew, with the reason in the log.
 

@@ -93,7 +93,7 @@ class Router:
 
         Raises CallError (UNAVAILABLE) when no engine admits for `hold_s`, PromptMismatch, InvariantViolation.
         """
-        produced: list[int] = []
+        input_ids, produced = prompt_ids, list[int]()
         resting: set[int] = set()
         held_until: float | None = None
         while True:
@@ -102,9 +102,11 @@ class Router:
                 # Engines that admit a call and fail it do not begin a new wait.
                 held_until = held_until or asyncio.get_running_loop().time() + self._limits.hold_s
                 route = await self._hold(execution_id, resting, held_until)
+            if len(input_ids) < len(prompt_ids) + len(produced):
+                input_ids = TokenIds(prompt_ids + produced)
             request = GenerateRequest(
                 request_id=f"{execution_id}/{next(self._request_numbers)}",
-                input_ids=TokenIds(prompt_ids + produced) if produced else prompt_ids,
+                input_ids=input_ids,
                 max_new_tokens=max_new_tokens - len(produced),
                 sampling=sampling,
             )
@@ -131,9 +133,10 @@ class Router:
                 leg.moved = True
                 if leg.leaving and leg.aborted:
                     # The drain waits for this leg, so its engine keeps its memory until here.
+                    input_ids = TokenIds(prompt_ids + produced)
                     leg.kv_tokens = await hand_off(
                         request.request_id,
-                        prompt_ids + produced,
+                        input_ids,
                         leg.engine,
                         self._destinations(execution_id, resting),
                         self._limits.handoff_s,

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gyre.core.errors import NotReady
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.transport.base import WeightRef
 
@@ -157,7 +158,7 @@ class ScriptedEngine:
     async def release(self) -> None: ...
     async def restore(self) -> None: ...
 
-    async def export_kv(self, input_ids: list[int]) -> KvRef | None:
+    async def export_kv(self, input_ids: TokenIds) -> KvRef | None:
         await self.on_export()
         if not self.kv:
             return None

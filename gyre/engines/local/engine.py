@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from gyre.core.errors import GyreError, InvariantViolation, NotReady
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.local.batching import Batcher, Produced
 from gyre.engines.local.config import LocalEngineConfig
@@ -155,7 +156,7 @@ class LocalEngine:
                 raise NotReady("the engine's memory is released; restore it before update_weights")
             await self._run(lambda: self._load(ref))
 
-    async def export_kv(self, input_ids: list[int]) -> KvRef | None:
+    async def export_kv(self, input_ids: TokenIds) -> KvRef | None:
         async with self._changing:
             batcher = self._batcher
             return None if batcher is None else await self._run(lambda: self._export(batcher, input_ids))
@@ -256,9 +257,9 @@ class LocalEngine:
         self._offers.clear()
         self._kv_transport.retire(set())
 
-    def _export(self, batcher: Batcher, input_ids: list[int]) -> KvRef | None:
+    def _export(self, batcher: Batcher, input_ids: TokenIds) -> KvRef | None:
         with batcher.pause():
-            blocks = batcher.take_kv(input_ids)
+            blocks = batcher.take_kv(input_ids.tolist())
         if len(blocks) == 0:
             return None
         number = next(self._exports)
@@ -267,13 +268,13 @@ class LocalEngine:
             snapshot=self._kv_transport.publish(number, {"blocks": blocks}),
             policy_version=self._version,
             layout=batcher.kv_layout,
-            input_ids=input_ids[: len(blocks) * self._config.page_size],
+            input_ids=TokenIds(input_ids[: len(blocks) * self._config.page_size]),
         )
 
     def _import(self, batcher: Batcher, ref: KvRef) -> int:
         blocks = self._kv_transport.pull(ref.snapshot)["blocks"]
         with batcher.pause():
-            held = batcher.put_kv(ref.input_ids, blocks)
+            held = batcher.put_kv(ref.input_ids.tolist(), blocks)
         tokens = held * self._config.page_size
         self._kv_received += tokens
         return tokens

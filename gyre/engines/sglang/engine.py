@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from gyre.core.errors import GyreError, NotReady, PeerLost, WeightsUnavailable
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.sglang.calls import Call
 from gyre.engines.sglang.client import Refused, SglangClient
@@ -248,7 +249,7 @@ class SglangEngine:
                 await self._client.post("/resume_memory_occupation", {"tags": _TAGS})
             self._released = False
 
-    async def export_kv(self, input_ids: list[int]) -> KvRef | None:  # noqa: ARG002
+    async def export_kv(self, input_ids: TokenIds) -> KvRef | None:  # noqa: ARG002
         # SGLang 0.5.23 has no endpoint that gives or takes KV of a prefix.
         return None
 
