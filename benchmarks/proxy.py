@@ -9,8 +9,9 @@ with every call; each call adds a turn with a tool call and its result. Gyre's c
 by turn from the first message; agentcore rebuilds every prompt from the messages, and the other two hold no state that
 grows with the history.
 
-Servers take turns inside every round. Reported per server: calls/s, p50 and p99 in ms, CPU ms of its processes per
-call, their resident memory, and ratios of calls/s to the best peer (medians over rounds).
+Servers take turns inside every round, and so does the model without any proxy, as `direct`. Reported per server:
+calls/s, p50 and p99 in ms, what p50 adds to the direct one, CPU ms of its processes per call, their resident memory,
+and ratios of calls/s to the best peer (medians over rounds).
 """
 
 import argparse
@@ -46,6 +47,7 @@ PEERS = {
     "rllm": "rllm-model-gateway",
     "agentcore": "agentcore-rl-toolkit",
 }
+DIRECT = "direct"
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
             "</tool_response>", "<think>", "</think>"]  # fmt: skip
 # ChatML with tools, as Qwen's template writes it, for the peer that renders with Jinja.
@@ -206,7 +208,8 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Dri
     clients = [Client(server, agents) for agents in indices]
     for client in clients:
         await client.connect()
-    probe = asyncio.create_task(_probe(server, waits := []))
+    waits: list[float] = []
+    probe = asyncio.create_task(_probe(server, waits))
     started = time.perf_counter()
 
     async def one(client: Client, agents: list[int]) -> list[float]:
@@ -220,6 +223,8 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Dri
     try:
         latencies = await asyncio.gather(*map(one, clients, indices))
         seconds = time.perf_counter() - started
+        while not waits:
+            await asyncio.sleep(0.001)
         return Driven([latency for each in latencies for latency in each], seconds, waits)
     finally:
         probe.cancel()
@@ -266,14 +271,15 @@ class Bench:
         """Connection c makes the calls of agents c, c + concurrency, …"""
 
     def _agent(self, index: int) -> Agent:
-        # Playing a conversation through costs every turn: with many agents, fewer and longer ones.
-        return Agent(index, self.history, 150 if self.concurrency == 1 else 40)
+        # 650 tokens a turn, like the paper's executions. Playing a conversation through costs every turn: with hundreds
+        # of agents, fewer and longer ones.
+        return Agent(index, self.history, 150 if self.concurrency <= 64 else 40)
 
     async def run(self) -> list[dict[str, Any]]:
         async with LocalLauncher(self.scratch) as launcher:
             try:
-                http, engine = self._upstream(launcher)
-                servers = [await self._gyre(launcher, engine, workers) for workers in self.workers]
+                http, engine, direct = self._upstream(launcher)
+                servers = [direct, *[await self._gyre(launcher, engine, workers) for workers in self.workers]]
                 for name, venv in PEERS.items():
                     python = HERE.parent / ".cache" / "peers" / venv / "bin" / "python"
                     if name in self.arguments.peers and python.exists():
@@ -297,19 +303,20 @@ class Bench:
                     child.wait()
         return self._summary(servers, rounds)
 
-    def _upstream(self, launcher: LocalLauncher) -> tuple[str, str]:
+    def _upstream(self, launcher: LocalLauncher) -> tuple[str, str, Server]:
         order = {
             "output_ids": self.output_ids, "text": self.text, "call": self.call, "prompt_tokens": self.history,
             "rpc": f"unix:{launcher.sockets}/upstream",
         }  # fmt: skip
-        command = [sys.executable, str(HERE / "proxy_upstream.py")]
+        command: list[str | Path] = [sys.executable, HERE / "proxy_upstream.py"]
         child = self._start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(json.dumps(order) + "\n")
         child.stdin.flush()
         ready = json.loads(child.stdout.readline())
-        return f"http://127.0.0.1:{ready['http']}", ready["rpc"]
+        direct = Server(DIRECT, [ready["http"]], [child.pid], lambda _: ("/direct/chat/completions", ""), "/")
+        return f"http://127.0.0.1:{ready['http']}", ready["rpc"], direct
 
     def _start(self, command: list[str | Path], **pipes: Any) -> "subprocess.Popen[str]":
         child = subprocess.Popen(command, text=True, env={**os.environ, **ONE_THREAD}, **pipes)
@@ -345,7 +352,7 @@ class Bench:
     async def _peer(self, name: str, python: Path, upstream: str) -> Server:
         port = _free_port()
         log = (self.scratch / f"{name}.log").open("w")
-        command = [python, str(HERE / "proxy_peers.py"), name, str(port), upstream, str(self.scratch / "tokenizer")]
+        command: list[str | Path] = [python, str(HERE / "proxy_peers.py"), name, str(port), upstream, str(self.scratch / "tokenizer")]
         child = self._start(command, stdout=log, stderr=log)
         async with asyncio.timeout(120):
             while not await _listens(port):
@@ -368,7 +375,7 @@ class Bench:
         started = time.perf_counter()
         server.agents = [self._agent(i) for i in range(self.agents)]
         turns = 1
-        if server.name not in PEERS:
+        if server.name not in PEERS and server.name != DIRECT:
             turns = server.agents[0].turns
         else:
             for agent in server.agents:
@@ -407,7 +414,10 @@ class Bench:
             row.update({key: statistics.median(one[key] for one in mine) for key in mine[0]})
             row["messages"] = len(server.agents[0].messages)
             row["body_kb"] = len(server.agents[0].body()) // 1000
-            own = len(self.workers)
+            row["added_p50_ms"] = statistics.median(
+                measured[index]["p50_ms"] - measured[0]["p50_ms"] for measured in rounds
+            )
+            own = 1 + len(self.workers)
             if len(servers) > own:
                 best = [max(one["calls_per_s"] for one in measured[own:]) for measured in rounds]
                 cheapest = [min(one["cpu_ms_per_call"] for one in measured[own:]) for measured in rounds]

@@ -2,7 +2,8 @@
 
 Reads one JSON order on standard input, prints `{"http": PORT, "rpc": ADDRESS}`, serves until its input ends.
 It is written on raw bytes, so that it costs next to nothing beside the proxies that are measured:
-  http  OpenAI chat completions as vLLM answers them with `return_token_ids`, and vLLM's `/inference/v1/generate`
+  http  OpenAI chat completions as vLLM answers them with `return_token_ids`, vLLM's `/inference/v1/generate`, and
+        plain chat completions under `/direct`
   rpc   Gyre's Engine RPC; the prompt ids of the request come back unread, as bytes
 """
 
@@ -30,19 +31,20 @@ class Order(msgspec.Struct):
     rpc: str
 
 
-def completion(order: Order) -> bytes:
+def completion(order: Order, token_ids: bool) -> bytes:
+    """`token_ids`: with what a proxy needs for training, log-probs, output and prompt ids."""
     logprobs = {"content": [{"token": "t", "logprob": -0.5, "bytes": None, "top_logprobs": []}] * len(order.output_ids)}
     message = {"role": "assistant", "content": order.text, "tool_calls": [order.call]}
-    choice = {
-        "index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": logprobs,
-        "token_ids": order.output_ids,
-    }  # fmt: skip
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "tool_calls"}
     usage = {"prompt_tokens": order.prompt_tokens, "completion_tokens": len(order.output_ids)}
-    prompt_ids = [1000 + i % 40_000 for i in range(order.prompt_tokens)]
-    return json.dumps({
+    answer = {
         "id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice],
-        "usage": usage, "prompt_token_ids": prompt_ids,
-    }).encode()  # fmt: skip
+        "usage": usage,
+    }  # fmt: skip
+    if token_ids:
+        choice.update(logprobs=logprobs, token_ids=order.output_ids)
+        answer["prompt_token_ids"] = [1000 + i % 40_000 for i in range(order.prompt_tokens)]
+    return json.dumps(answer).encode()
 
 
 def generated(order: Order) -> bytes:
@@ -102,7 +104,11 @@ class RawEngine(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 async def main() -> None:
     order = msgspec.json.decode(sys.stdin.readline().encode(), type=Order)
-    answers = {b"/chat/completions": completion(order), b"/inference/v1/generate": generated(order)}
+    answers = {
+        b"/direct/": completion(order, token_ids=False),
+        b"/chat/completions": completion(order, token_ids=True),
+        b"/inference/v1/generate": generated(order),
+    }
     loop = asyncio.get_running_loop()
     http = await loop.create_server(lambda: Http(answers), "127.0.0.1", 0)
     rpc = grpc.aio.server(options=CHANNEL_OPTIONS)

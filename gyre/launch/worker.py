@@ -6,6 +6,7 @@ file means that nobody is left to want this worker, and the worker ends too. SIG
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import inspect
 import logging
@@ -35,6 +36,10 @@ async def _run(order: WorkerOrder) -> None:
     config = msgspec.json.decode(bytes(order.config), type=config_type)
 
     def ready() -> None:
+        # Modules and models live as long as the process: without this, each full collection walks all of them again,
+        # a third of a second in which the worker does nothing else.
+        gc.collect()
+        gc.freeze()
         os.write(order.ready_fd, b"ready")
         os.close(order.ready_fd)
 
