@@ -209,7 +209,8 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Dri
     for client in clients:
         await client.connect()
     waits: list[float] = []
-    probe = asyncio.create_task(_probe(server, waits))
+    answered = asyncio.Event()
+    probe = asyncio.create_task(_probe(server, waits, answered))
     started = time.perf_counter()
 
     async def one(client: Client, agents: list[int]) -> list[float]:
@@ -223,8 +224,7 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Dri
     try:
         latencies = await asyncio.gather(*map(one, clients, indices))
         seconds = time.perf_counter() - started
-        while not waits:
-            await asyncio.sleep(0.001)
+        await answered.wait()
         return Driven([latency for each in latencies for latency in each], seconds, waits)
     finally:
         probe.cancel()
@@ -232,7 +232,7 @@ async def drive(server: Server, indices: list[list[int]], limit_s: float) -> Dri
             client.close()
 
 
-async def _probe(server: Server, waits: list[float]) -> None:
+async def _probe(server: Server, waits: list[float], answered: asyncio.Event) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
     key = server.route(0)[1]
     request = f"GET {server.light} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {key}\r\n\r\n".encode()
@@ -243,6 +243,7 @@ async def _probe(server: Server, waits: list[float]) -> None:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
             waits.append(time.perf_counter() - started)
+            answered.set()
             await asyncio.sleep(0.05)
     finally:
         writer.close()
@@ -352,7 +353,8 @@ class Bench:
     async def _peer(self, name: str, python: Path, upstream: str) -> Server:
         port = _free_port()
         log = (self.scratch / f"{name}.log").open("w")
-        command: list[str | Path] = [python, str(HERE / "proxy_peers.py"), name, str(port), upstream, str(self.scratch / "tokenizer")]
+        script, tokenizer = HERE / "proxy_peers.py", self.scratch / "tokenizer"
+        command: list[str | Path] = [python, script, name, str(port), upstream, tokenizer]
         child = self._start(command, stdout=log, stderr=log)
         async with asyncio.timeout(120):
             while not await _listens(port):
