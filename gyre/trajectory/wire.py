@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gyre.trajectory.conversation import Message, Tool
-from gyre.trajectory.stream_parse import call_arguments
+from gyre.trajectory.stream_parse import call_arguments, can_be_sent
 
 
 def wire_messages(messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _mapping(arguments: dict[str, Any] | str) -> dict[str, Any]:
     parsed = call_arguments(arguments)
-    return parsed if isinstance(parsed, dict) else {"raw": arguments}
+    return parsed if isinstance(parsed, dict) and can_be_sent("", parsed) else {"raw": arguments}
 
 
 def wire_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:

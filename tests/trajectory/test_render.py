@@ -190,7 +190,7 @@ def test_random_tokens_never_break_the_parser(renderer, thinking_renderer, token
             json.dumps([turn.text, turn.reasoning])
 
 
-@pytest.mark.parametrize(
+ODD_ARGUMENTS = pytest.mark.parametrize(
     "arguments",
     [
         '{"a": ' + "9" * 5000 + "}",
@@ -201,6 +201,9 @@ def test_random_tokens_never_break_the_parser(renderer, thinking_renderer, token
     ],
     ids=["endless number", "endless brackets", "too deep for requests", "half a surrogate pair", "half a pair as key"],
 )
+
+
+@ODD_ARGUMENTS
 def test_T18_a_call_that_no_harness_can_be_given_is_text(renderer, tokenizer, arguments):
     """JSON parsers refuse some of these with other errors than those of syntax; others parse and cannot be sent."""
     sampled = f'<tool_call>\n{{"name": "Bash", "arguments": {arguments}}}\n</tool_call>'
@@ -208,3 +211,12 @@ def test_T18_a_call_that_no_harness_can_be_given_is_text(renderer, tokenizer, ar
     assert turn.good_calls == ()
     assert turn.flags == ["unparsed_tool_call"]
     assert turn.text == sampled
+
+
+@ODD_ARGUMENTS
+def test_a_foreign_call_that_no_template_can_write_is_rendered_as_text(renderer, tokenizer, arguments):
+    """Histories that a harness brings along may hold any text where the arguments of a call belong."""
+    call = Message(role="assistant", tool_calls=(ToolCall("c1", "Bash", arguments),))
+    result = Message(role="tool", text="out", tool_call_id="c1")
+    ids = renderer.render(Conversation((Message(role="user", text="go"), call, result), TOOLS))
+    assert json.dumps({"raw": arguments}) in tokenizer.decode(ids)
