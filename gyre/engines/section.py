@@ -23,6 +23,7 @@ class LocalSection(
 
     entry: ClassVar[str] = "gyre.engines.local.worker:main"
     start_timeout_s: ClassVar[float] = 120.0
+    gpus: ClassVar[int] = 0
 
     kv_blocks: Positive = 2048
     page_size: Positive = 16
@@ -70,6 +71,11 @@ class SglangSection(
     max_requests: Positive = 64
     stream_interval: Positive = 8
     args: dict[str, str | int | float | bool] = {}
+
+    @property
+    def gpus(self) -> int:
+        """Devices of one engine."""
+        return self.tensor if self.device == "cuda" else 0
 
     def require(self, max_context: int) -> None:
         """Raises ConfigError when no request of `max_context` tokens could run."""

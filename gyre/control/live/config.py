@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gyre.control.live.devices import Placement, place
 from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
@@ -95,6 +96,13 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How long no engine at all may be alive. Calls are held for 900 s."""
 
 
+class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[devices]: the GPUs of this machine that the run may use."""
+
+    ids: list[str] = []
+    """As CUDA_VISIBLE_DEVICES names them. None: everything runs on the CPU. docs/training.md says who gets which."""
+
+
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
@@ -117,6 +125,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     objective: ObjectiveConfig = ObjectiveConfig()
     admission: AdmissionSection = AdmissionSection()
     recovery: RecoverySection = RecoverySection()
+    devices: DevicesSection = DevicesSection()
+
+    def placement(self) -> Placement:
+        """Raises ConfigError when the devices are too few."""
+        scheduler, engine = self.scheduler, self.engine.gpus
+        cell = max(self.trainer.parallel.ranks, 0 if scheduler.policy == "async" else engine)
+        needs = dict.fromkeys(range(scheduler.K), cell) | dict.fromkeys(scheduler.pool, engine)
+        return place(self.devices.ids, needs)
 
     def limits(self) -> Limits:
         return Limits(losses=self.recovery.losses, no_engine_s=self.recovery.no_engine_s)
@@ -199,8 +215,14 @@ def check(config: RunConfig, where: str) -> None:
         )
     try:
         config.engine.require(config.rollout.max_context)
+        config.placement()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    if config.engine.gpus and not config.devices.ids:
+        raise ConfigError(
+            f"{where}: the engines run on GPUs and devices.ids lists none; name those of this machine, "
+            'such as ids = ["0", "1"], or set engine.device = "cpu"'
+        )
     _check_layout(config, where)
 
 

@@ -7,6 +7,7 @@ sockets and logs are its own.
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import msgspec
 from gyre.control.base import Loss, Member, MemberLost
 from gyre.control.crew import together
 from gyre.control.live.config import RunConfig
+from gyre.control.live.devices import visible
 from gyre.engines.base import Engine
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
@@ -57,6 +59,7 @@ class Fleet:
         self.transport_root = str(scratch / "weights")
         self._scratch = scratch
         self._store = store
+        self._placement = config.placement()
         self._members: dict[Member, Started] = {}
         self._incarnations: Counter[Member] = Counter()
         self._essential: list[Process] = []
@@ -114,6 +117,7 @@ class Fleet:
             engine = self._config.engine
             protocol, entry, start_timeout_s = Engine, engine.entry, engine.start_timeout_s
             configs: list[msgspec.Struct] = [self._config.engine_config(member.cell, self.transport_root, incarnation)]
+            devices = [self._placement[member.cell][: engine.gpus]]
         else:
             protocol, entry, start_timeout_s = Trainer, "gyre.training.worker:main", START_TIMEOUT_S
             ranks = range(self._config.trainer.parallel.ranks)
@@ -121,9 +125,10 @@ class Fleet:
                 self._config.trainer_config(member.cell, self.transport_root, self._store, rank, incarnation)
                 for rank in ranks
             ]
+            devices = [self._placement[member.cell][rank : rank + 1] for rank in ranks]
         processes = await together(
             *(
-                self._launch(f"{name}-rank{rank}" if rank else name, entry, config, start_timeout_s)
+                self._launch(f"{name}-rank{rank}" if rank else name, entry, config, start_timeout_s, devices[rank])
                 for rank, config in enumerate(configs)
             )
         )
@@ -176,8 +181,10 @@ class Fleet:
         self._connections.append(connection)
         return connection.stub
 
-    async def _launch(self, name: str, entry: str, config: msgspec.Struct, start_timeout_s: float) -> Process:
-        raw = msgspec.Raw(msgspec.json.encode(config))
+    async def _launch(
+        self, name: str, entry: str, config: msgspec.Struct, start_timeout_s: float, devices: Sequence[str] = ()
+    ) -> Process:
+        raw, env = msgspec.Raw(msgspec.json.encode(config)), {**ONE_THREAD, **visible(devices)}
         return await self._launcher.start(
-            ProcessSpec(name=name, entry=entry, config=raw, env=ONE_THREAD, start_timeout_s=start_timeout_s)
+            ProcessSpec(name=name, entry=entry, config=raw, env=env, start_timeout_s=start_timeout_s)
         )

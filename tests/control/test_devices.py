@@ -1,0 +1,95 @@
+"""Every process sees the GPUs of its own cell and no others. No GPU is needed to see that."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live_fleet import run_config
+
+from gyre.control.live.config import DevicesSection, RecoverySection, RunConfig
+from gyre.control.live.devices import place
+from gyre.control.live.processes import Fleet
+from gyre.core.errors import ConfigError
+from gyre.engines.section import SglangSection
+from gyre.launch.base import ProcessSpec
+from gyre.scheduling.config import SchedulerConfig
+from gyre.store import RunDir
+from gyre.training.config import ParallelConfig
+
+
+class LauncherThatNotes:
+    """Starts nothing."""
+
+    secret = "s"
+
+    def __init__(self) -> None:
+        self.seen: dict[str, str] = {}
+
+    async def start(self, spec: ProcessSpec) -> "Idle":
+        self.seen[spec.name] = spec.env["CUDA_VISIBLE_DEVICES"]
+        return Idle(spec)
+
+    async def stop_all(self, grace_s: float) -> None: ...
+
+
+class Idle:
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.address = "unix:/nobody"
+
+    async def wait(self) -> str:
+        return await asyncio.get_running_loop().create_future()
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+def config(ids: list[str]) -> RunConfig:
+    scheduler = SchedulerConfig(K=2, B=2, N=2, mu=1, C_e=4, C_s=4, pool_engines=2, max_steps=1)
+    made = run_config(Path("model"), scheduler, ParallelConfig(pipeline=2), RecoverySection())
+    engine = SglangSection(python="python", tensor=2)
+    return msgspec.structs.replace(made, engine=engine, devices=DevicesSection(ids=ids))
+
+
+async def seen(run: RunConfig, root: Path) -> dict[str, str]:
+    launcher = LauncherThatNotes()
+    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), root, "")
+    await fleet.start_members()
+    await fleet.close()
+    return launcher.seen
+
+
+async def test_a_cell_shares_its_devices_and_pool_engines_have_their_own(tmp_path: Path) -> None:
+    assert await seen(config(list("01234567")), tmp_path) == {
+        "engine-0": "0,1",
+        "engine-1": "2,3",
+        "engine-pool1": "4,5",
+        "engine-pool2": "6,7",
+        "trainer-0": "0",
+        "trainer-0-rank1": "1",
+        "trainer-1": "2",
+        "trainer-1-rank1": "3",
+    }
+
+
+async def test_without_devices_nothing_sees_a_gpu(tmp_path: Path) -> None:
+    assert set((await seen(config([]), tmp_path)).values()) == {""}
+
+
+def test_too_few_devices_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"devices\.ids lists 7 devices and the cells and pool engines need 8"):
+        config(list("0123456")).placement()
+
+
+@given(st.dictionaries(st.integers(-3, 4), st.integers(0, 4)), st.integers(0, 3))
+def test_no_device_has_two_owners(needs: dict[int, int], spare: int) -> None:
+    ids = [str(i) for i in range(sum(needs.values()) + spare)]
+    placement = place(ids, needs)
+    owned = [device for devices in placement.values() for device in devices]
+    assert len(owned) == len(set(owned))
+    if ids:
+        assert {cell: len(devices) for cell, devices in placement.items()} == needs
+    with pytest.raises(ConfigError, match="twice"):
+        place([*ids, "x", "x"], needs)
