@@ -94,6 +94,7 @@ def test_executions_are_spread_evenly() -> None:
     assert all(abs(counts[worker] - 1000) < 100 for worker in range(4))
 
 
+@pytest.mark.live
 async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", "")
     tokenizer_dir = tmp_path / "tokenizer"

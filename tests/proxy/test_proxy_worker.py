@@ -30,6 +30,7 @@ def config_of(run: Path, **fields: Any) -> ProxyConfig:
     return ProxyConfig(**{**defaults, **fields})
 
 
+@pytest.mark.live
 async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", "")
     tokenizer_dir = tmp_path / "tokenizer"
