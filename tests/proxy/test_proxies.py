@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy_fakes import Script, ScriptedEngine
