@@ -119,6 +119,8 @@ async def serve_http(app: ASGIApp, sockets: list[socket.socket]) -> AsyncIterato
         log_config=None,
         access_log=False,
         server_header=False,
+        # Nothing stands in front of the proxy: who claims to forward for others is a harness.
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
     )
