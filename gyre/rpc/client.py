@@ -8,7 +8,7 @@ import grpc.aio
 import msgspec
 
 from gyre.core import errors
-from gyre.rpc.service import CHANNEL_OPTIONS, ERROR_METADATA, SECRET_METADATA, Method, WireError, methods, path
+from gyre.rpc.service import CHANNEL_OPTIONS, ERROR_METADATA, PING, SECRET_METADATA, Method, WireError, methods, path
 
 T = TypeVar("T")
 
@@ -22,6 +22,15 @@ class Connection(Generic[T]):
         members = {m.name: _call(self._channel, path(protocol, m.name), m, metadata) for m in methods(protocol)}
         self.stub: T = cast(T, type(f"{protocol.__name__}Client", (), members)())
         self.address = address
+        self._ping = self._channel.unary_unary(PING)
+        self._metadata = metadata
+
+    async def ping(self) -> None:
+        """Returns when the process has answered, which needs nothing but its event loop. Raises PeerLost."""
+        try:
+            await self._ping(b"", metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise _translate(error, PING) from None
 
     async def close(self) -> None:
         await self._channel.close()

@@ -10,7 +10,7 @@ import grpc.aio
 import msgspec
 
 from gyre.core.errors import GyreError
-from gyre.rpc.service import CHANNEL_OPTIONS, ERROR_METADATA, SECRET_METADATA, Method, WireError, methods, path
+from gyre.rpc.service import CHANNEL_OPTIONS, ERROR_METADATA, PING, SECRET_METADATA, Method, WireError, methods, path
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,13 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         offered = dict(call.invocation_metadata or ()).get(SECRET_METADATA, "")
         if not hmac.compare_digest(str(offered).encode(), self._secret):
             return grpc.unary_unary_rpc_method_handler(_refuse)
+        if call.method == PING:
+            return grpc.unary_unary_rpc_method_handler(_pong)
         return self._handlers.get(call.method)
+
+
+async def _pong(data: bytes, _: grpc.aio.ServicerContext) -> bytes:
+    return data
 
 
 async def _refuse(_: bytes, context: grpc.aio.ServicerContext) -> bytes:

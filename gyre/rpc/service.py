@@ -12,6 +12,8 @@ from gyre.core.tokens import TokenIds
 
 SECRET_METADATA = "x-gyre-secret"
 ERROR_METADATA = "x-gyre-error-bin"
+PING = "/gyre/ping"
+"""Answered by every server, whatever it serves."""
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

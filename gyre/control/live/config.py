@@ -89,7 +89,8 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     call_s: Annotated[float, Meta(gt=0)] = 600.0
     """Deadline of any other call on an engine or trainer: waking, loading weights, saving a checkpoint."""
     stall_s: Annotated[float, Meta(gt=0)] = 120.0
-    """How long an engine with requests may produce nothing, or any engine may not answer."""
+    """How long an engine with requests may produce nothing; how long any engine, proxy worker or runner may not
+    answer."""
     losses: Positive = 3
     """How often one engine or trainer may be lost at one policy version."""
     no_engine_s: Annotated[float, Meta(gt=0)] = 600.0

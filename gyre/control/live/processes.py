@@ -18,6 +18,7 @@ from gyre.control.base import Loss, Member, MemberLost
 from gyre.control.crew import together
 from gyre.control.live.config import RunConfig
 from gyre.control.live.devices import visible
+from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
@@ -62,13 +63,19 @@ class Fleet:
         self._placement = config.placement()
         self._members: dict[Member, Started] = {}
         self._incarnations: Counter[Member] = Counter()
-        self._essential: list[Process] = []
+        self._essential: dict[Process, Connection[Any]] = {}
+        self._silent: dict[str, str] = {}
+        """Names of processes that were ended because they hung, and how that was seen."""
         self._connections: list[Connection[Any]] = []
         self.losses: asyncio.Queue[Loss] = asyncio.Queue()
         """Members whose processes ended by themselves, or that someone else gave up."""
 
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
+        await together(self.start_essentials(), self.start_members())
+
+    async def start_essentials(self) -> None:
+        """Proxy workers and the runner, which the run cannot do without."""
         runner_config = self._config.runner_config(self._run_dir)
 
         async def start_proxies() -> None:
@@ -78,7 +85,7 @@ class Fleet:
         async def start_runner() -> None:
             self.runner = await self._start_essential("runner", "gyre.runner.worker:main", runner_config, Runner)
 
-        await together(start_proxies(), start_runner(), self.start_members())
+        await together(start_proxies(), start_runner())
 
     async def start_members(self) -> None:
         """All engines and trainers. Cells that never serve (policy async) have no engine."""
@@ -146,8 +153,17 @@ class Fleet:
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.processes))
 
     async def essential_end(self) -> tuple[str, str]:
-        """Returns when a proxy worker or the runner has ended: its name, and how in one sentence."""
-        return await self._first_end(self._essential)
+        """Returns when a proxy worker or the runner has ended, by itself or by `end_silent`: its name, and how in one
+        sentence."""
+        return await self._first_end(list(self._essential))
+
+    async def end_silent(self, seconds: float) -> None:
+        """Ends every proxy worker and runner that does not answer within `seconds`; `essential_end` tells."""
+        answers = await asyncio.gather(*(_answers(connection, seconds) for connection in self._essential.values()))
+        silent = [process for process, answered in zip(self._essential, answers, strict=True) if not answered]
+        for process in silent:
+            self._silent[process.spec.name] = f"did not answer within {seconds:g} s"
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in silent))
 
     async def close(self) -> None:
         for started in self._members.values():
@@ -168,7 +184,8 @@ class Fleet:
                 wait.cancel()
         ended = done.pop()
         name = waits[ended].spec.name
-        return name, f"process {name} ended ({ended.result()}); see {self._run_dir.logs / name}.log"
+        how = self._silent.get(name, f"ended ({ended.result()})")
+        return name, f"process {name} {how}; see {self._run_dir.logs / name}.log"
 
     async def _start_proxy(self, name: str) -> ProxyControl:
         config = self._config.proxy_config(self._run_dir, str(self._scratch / f"{name}.sock"))
@@ -176,8 +193,8 @@ class Fleet:
 
     async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:
         process = await self._launch(name, entry, config, START_TIMEOUT_S)
-        self._essential.append(process)
         connection = connect(protocol, process.address, self._launcher.secret)
+        self._essential[process] = connection
         self._connections.append(connection)
         return connection.stub
 
@@ -188,3 +205,12 @@ class Fleet:
         return await self._launcher.start(
             ProcessSpec(name=name, entry=entry, config=raw, env=env, start_timeout_s=start_timeout_s)
         )
+
+
+async def _answers(connection: Connection[Any], seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await connection.ping()
+    except (PeerLost, TimeoutError):
+        return False
+    return True

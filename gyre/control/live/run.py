@@ -17,7 +17,7 @@ from gyre.control.live.config import RunConfig
 from gyre.control.live.executions import LiveExecutions
 from gyre.control.live.materializer import LiveMaterializer
 from gyre.control.live.processes import Fleet
-from gyre.control.live.progress import EngineWatch
+from gyre.control.live.progress import POLLS, EngineWatch
 from gyre.control.live.queries import ShuffledQueries
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
@@ -36,6 +36,8 @@ LOOPBACK = "127.0.0.1"
 VIEW_INTERVAL_S = 0.5
 END_SEEN_S = 1.0
 """Between a broken connection and the news that the process has ended."""
+ANSWER_S = 10.0
+"""After a broken connection, for a process that has not ended."""
 
 OnView = Callable[[ControlView], None]
 
@@ -118,12 +120,12 @@ async def _run(
                 await _train(config, run_dir, resume_from, state, fleet, store, clock, journal, on_view)
             except (PeerLost, EssentialLost) as error:
                 # Whoever noticed it: the end of the proxy or the runner is told once, here.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(END_SEEN_S):
-                        name, detail = await fleet.essential_end()
-                    journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
-                    raise EssentialLost(detail) from error
-                raise
+                loss = await _essential_loss(fleet)
+                if loss is None:
+                    raise
+                name, detail = loss
+                journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
+                raise EssentialLost(detail) from error
             finally:
                 await fleet.close()
 
@@ -166,6 +168,7 @@ async def _train(
     await _first_of(
         controller.run(),
         _watch(fleet),
+        _end_silent(fleet, clock, config.recovery.stall_s),
         EngineWatch(fleet, clock, config.recovery.stall_s).run(),
         _show(controller, on_view),
         _sample_proxy(fleet.proxy, journal, clock),
@@ -190,6 +193,29 @@ async def _watch(fleet: Fleet) -> None:
     """Never returns; raises when a process has ended that the run cannot do without."""
     _, detail = await fleet.essential_end()
     raise EssentialLost(detail)
+
+
+async def _end_silent(fleet: Fleet, clock: SystemClock, stall_s: float) -> None:
+    """Never returns. A process that hangs is ended, which `_watch` sees."""
+    while True:
+        await clock.sleep(stall_s / POLLS)
+        await fleet.end_silent(stall_s)
+
+
+async def _essential_loss(fleet: Fleet) -> tuple[str, str] | None:
+    """Which proxy worker or runner has just ended or hangs, and how; None when the trouble is elsewhere."""
+    ended = await _just_ended(fleet)
+    if ended is None:
+        await fleet.end_silent(ANSWER_S)
+        ended = await _just_ended(fleet)
+    return ended
+
+
+async def _just_ended(fleet: Fleet) -> tuple[str, str] | None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SEEN_S):
+            return await fleet.essential_end()
+    return None
 
 
 async def _show(controller: Controller[MicroStep], on_view: OnView) -> None:
