@@ -27,18 +27,11 @@ import numpy as np
 import torch
 
 from gyre.transport.base import WeightRef, WeightTransport
-from gyre.transport.shm import ShmTransport
+from gyre.transport.section import MooncakeSection, ShmSection, open_transport
 
+SECTIONS = {"shm": ShmSection(), "mooncake": MooncakeSection()}
 MB = 1 << 20
 TENSORS = 50
-
-
-def open_transport(kind: str, root: str) -> WeightTransport:
-    if kind == "shm":
-        return ShmTransport(root)
-    from gyre.transport.mooncake import MooncakeTransport
-
-    return MooncakeTransport(root)
 
 
 def weights(version: int, mb: int) -> dict[str, torch.Tensor]:
@@ -49,7 +42,7 @@ def weights(version: int, mb: int) -> dict[str, torch.Tensor]:
 def publish(kinds: list[str], root: str, mb: int, pipe: Connection) -> None:
     """The publisher's process: a new version of every kind, and one shared block, per turn."""
     torch.set_num_threads(1)
-    transports = {kind: open_transport(kind, f"{root}/{kind}") for kind in kinds}
+    transports = {kind: open_transport(SECTIONS[kind], root, f"{kind}-publisher") for kind in kinds}
     while (version := pipe.recv()) is not None:
         tensors = weights(version, mb)
         block = SharedMemory(create=True, size=mb * MB)
@@ -90,8 +83,7 @@ def measure(kinds: list[str], mb: int, repeats: int) -> dict[str, object]:
         pipe, theirs = context.Pipe()
         publisher = context.Process(target=publish, args=(kinds, root, mb, theirs))
         publisher.start()
-        # Of another machine, as far as Mooncake is concerned; in shared memory, one directory serves both.
-        readers = {kind: open_transport(kind, f"{root}/{kind if kind == 'shm' else 'pulled'}") for kind in kinds}
+        readers = {kind: open_transport(SECTIONS[kind], root, f"{kind}-reader") for kind in kinds}
         parameters = weights(0, mb)
         target = np.ones(mb * MB, np.uint8)
         # The first turn warms up.
@@ -107,8 +99,6 @@ def measure(kinds: list[str], mb: int, repeats: int) -> dict[str, object]:
                 spent = timed(variants[name])
                 if turn:
                     seconds.setdefault(name, []).append(spent)
-            for each in readers.values():
-                each.retire(set())
             pipe.send("done")
         pipe.send(None)
         publisher.join()

@@ -12,6 +12,7 @@ from msgspec import Meta
 from gyre.core.errors import ConfigError
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.sglang.config import CONTEXT_RESERVE, SglangEngineConfig
+from gyre.transport.section import TransportSection
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -40,10 +41,13 @@ class LocalSection(
                 f"rollout.max_context = {max_context} tokens; at least {blocks} are needed"
             )
 
-    def worker_config(self, model: Path, transport_root: str, max_context: int, seed: int) -> LocalEngineConfig:
+    def worker_config(
+        self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
+    ) -> LocalEngineConfig:
         return LocalEngineConfig(
             model_dir=str(model),
             transport_root=transport_root,
+            transport=transport,
             kv_blocks=self.kv_blocks,
             page_size=self.page_size,
             max_batch_tokens=self.max_batch_tokens,
@@ -86,11 +90,14 @@ class SglangSection(
                 f"rollout.max_context = {max_context} tokens; at least {needed} are needed"
             )
 
-    def worker_config(self, model: Path, transport_root: str, max_context: int, seed: int) -> SglangEngineConfig:
+    def worker_config(
+        self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
+    ) -> SglangEngineConfig:
         return SglangEngineConfig(
             python=self.python,
             model_dir=str(model),
             transport_root=transport_root,
+            transport=transport,
             device=self.device,
             dtype=self.dtype,
             tensor=self.tensor,

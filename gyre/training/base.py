@@ -44,7 +44,7 @@ class Trainer(Protocol):
     """The trainer of one cell: the controller talks to rank 0, which leads the cell's other ranks. Between cells,
     `reduce` is entered by all members.
 
-    Life: (asleep) wake → join → micro_step* → reduce → [core: optimizer_step → publish] → … → sleep.
+    Life: (asleep) wake → join → micro_step* → reduce → [core: optimizer_step → publish → retire] → … → sleep.
     """
 
     async def wake(self) -> None:
@@ -77,6 +77,10 @@ class Trainer(Protocol):
 
     async def publish(self) -> WeightRef:
         """Core only: exposes the current parameters as a snapshot of the current version."""
+        ...
+
+    async def retire(self, keep: list[int]) -> None:
+        """Core only: drops its snapshots but for the versions in `keep`. Who is still reading one fails."""
         ...
 
     async def score(self, ids_T: list[int]) -> list[float]:

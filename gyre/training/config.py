@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from gyre.training.objective import ObjectiveConfig
+from gyre.transport.section import ShmSection, TransportSection
 
 Precision = Literal["float32", "bfloat16"]
 """Of matrix products and attention. Parameters, gradients, optimizer state and everything published are fp32."""
@@ -63,7 +64,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model_dir: str
     """Hugging Face directory with config, tokenizer and the initial weights."""
     transport_root: str
-    """Directory of the shared-memory weight transport."""
+    """Directory in shared memory under which every process of the run publishes."""
+    transport: TransportSection = ShmSection()
     store: str
     """host:port of the rendezvous store that the controller serves (`groups.StoreServer`)."""
     host: str = "127.0.0.1"

@@ -153,6 +153,11 @@ class MegatronTrainer:
         whole = self._replica.whole()
         return self._transport.publish(self.version, experts.split(whole)) if self._config.rank == 0 else None
 
+    def retire(self, keep: list[int]) -> None:
+        # The ranks that follow have published nothing.
+        self._core_only("retire")
+        self._transport.retire(set(keep))
+
     def score(self, ids_T: list[int]) -> list[float] | None:
         """The log-probabilities on the last pipeline stage."""
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)

@@ -23,7 +23,7 @@ from gyre.training.megatron import parallel
 from gyre.training.trainer import STORE_TIMEOUT_S, MegatronTrainer
 from gyre.trajectory.microstep import MicroStep
 from gyre.transport.base import WeightRef
-from gyre.transport.shm import ShmTransport
+from gyre.transport.section import open_transport
 
 CODECS: dict[str, Method] = {method.name: method for method in methods(Trainer)}
 ANSWERED = ("micro_step", "score")
@@ -38,8 +38,9 @@ class TrainerService:
     the cell must `join` again before its gradient means anything.
     """
 
-    def __init__(self, config: TrainerConfig) -> None:
+    def __init__(self, config: TrainerConfig, name: str) -> None:
         self._config = config
+        self._name = name
         self._training = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._calling: Command | None = None
@@ -57,7 +58,7 @@ class TrainerService:
         if not alone:
             self._commands = _stream(self._config)
             self._results = _stream(self._config)
-        transport = ShmTransport(self._config.transport_root)
+        transport = open_transport(self._config.transport, self._config.transport_root, self._name)
         self._trainer = MegatronTrainer(self._config, transport, (lambda: None) if alone else self._announce)
 
     def _announce(self) -> None:
@@ -99,6 +100,9 @@ class TrainerService:
     async def publish(self) -> WeightRef:
         return cast(WeightRef, await self._run("publish"))
 
+    async def retire(self, keep: list[int]) -> None:
+        await self._run("retire", keep)
+
     async def score(self, ids_T: list[int]) -> list[float]:
         return cast(list[float], await self._run("score", ids_T))
 
@@ -114,12 +118,12 @@ class TrainerService:
         return cast(int, await self._run("load", directory))
 
 
-def follow(config: TrainerConfig, ready: Callable[[], None]) -> NoReturn:
+def follow(config: TrainerConfig, name: str, ready: Callable[[], None]) -> NoReturn:
     """The life of a rank that is not the leader: executes the cell's commands. An error that the ranks do not share is
     written to the stream and raised, which ends the cell."""
     torch.set_num_threads(config.threads)
     stream = _stream(config)
-    trainer = MegatronTrainer(config, ShmTransport(config.transport_root))
+    trainer = MegatronTrainer(config, open_transport(config.transport, config.transport_root, name))
     ready()
     while True:
         number, command = stream.next()
@@ -144,7 +148,7 @@ async def main(config: TrainerConfig, context: WorkerContext) -> None:
     if config.rank > 0:
         await _follow_in_thread(config, context)
         return
-    service = TrainerService(config)
+    service = TrainerService(config, context.name)
     await service.start()
     server = await serve(service, Trainer, context.address, context.secret)
     context.ready()
@@ -165,7 +169,7 @@ async def _follow_in_thread(config: TrainerConfig, context: WorkerContext) -> No
 
     def run() -> None:
         try:
-            follow(config, ready)
+            follow(config, context.name, ready)
         except BaseException as error:
             loop.call_soon_threadsafe(ended.set_exception, error)
             raise

@@ -1,5 +1,6 @@
 """Moving weights between processes: one writer publishes a version, readers pull exactly that version or fail."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -28,14 +29,14 @@ class WeightTransport(Protocol):
 
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
         """The snapshot, verified. Raises WeightsUnavailable when it is gone or damaged, PeerLost when its
-        publisher does not answer; never a mix of versions."""
+        publisher does not answer; never a mix of versions. Memory that this takes goes with the tensors."""
         ...
 
-    def fetch(self, ref: WeightRef) -> str:
-        """Path of a safetensors file on this machine that holds the snapshot, verified; it may be mapped but not
-        changed, and lives until this transport retires the version. Raises as `pull`, and PeerLost."""
+    def fetch(self, ref: WeightRef, target: Path) -> None:
+        """Makes `target`, best in shared memory, a safetensors file with the snapshot, verified, or a link to one. It
+        may be mapped but not changed; the caller removes it. Raises as `pull`, and then there is no `target`."""
         ...
 
     def retire(self, keep: set[int]) -> None:
-        """Drops the snapshots of every version not in `keep`."""
+        """Drops what this transport itself has published, but for the versions in `keep`, and frees its memory."""
         ...

@@ -1,17 +1,17 @@
 """Weights between machines: shared-memory snapshots, pulled by one-sided reads of the Mooncake Transfer Engine.
 
-A publisher's snapshot is the file that `ShmTransport` writes, mapped and registered. A reader copies the file into its
-own shared memory, verifies it there and renames it; then it is a snapshot of that machine, which engines map or load.
-No reader sees a mix: a snapshot never changes, a retired one stays mapped until the next retirement (so that a read
-under way ends on whole bytes), and what arrives must have the published digest.
+A publisher's snapshot is the file that `ShmTransport` writes, mapped and registered. A reader copies it into shared
+memory of its own, which has no name unless a file was asked for, and verifies it there. No reader sees a mix: a
+snapshot never changes, and what arrives must have the published digest. A retired one gives its memory back at once; a
+read under way then ends on zeros, which have another digest.
 
 Mooncake's TCP listeners accept connections on every interface, whatever `host` says: use it only inside a trusted
 network or a network namespace.
 """
 
+import mmap
 import os
 import queue
-import secrets
 import socket
 import threading
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy as np
 from gyre.core.errors import GyreError, PeerLost, WeightsUnavailable
 from gyre.transport.base import WeightRef
 from gyre.transport.buffers import Buffers
-from gyre.transport.shm import ShmTransport
+from gyre.transport.shm import ShmTransport, verified
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,11 +39,12 @@ class Exposed(msgspec.Struct):
     """A snapshot that readers may read."""
 
     ref: WeightRef
-    memory: Memory
+    mapping: mmap.mmap
+    address: int
 
 
 class MooncakeTransport:
-    """`WeightTransport`. `root` is a directory of this machine in shared memory. Raises GyreError when the transfer
+    """`WeightTransport`. `root` is this process's own directory in shared memory. Raises GyreError when the transfer
     engine does not start. A dead publisher is seen at once; one that hangs, after `stall_s` without any bytes."""
 
     def __init__(
@@ -61,53 +62,55 @@ class MooncakeTransport:
         self._exposed: dict[str, Exposed] = {}
         """By digest and version."""
         self._leaving: list[Exposed] = []
-        """Retired last time: not registered, still mapped."""
+        """Retired last time: without memory, but still mapped, because a read under way may touch them."""
 
     def publish(self, version: int, tensors: "dict[str, Tensor]") -> WeightRef:
         local = self._local.publish(version, tensors)
         known = self._exposed.get(local.uri)
         if known is not None:
             return known.ref
-        memory = np.memmap(local.uri, dtype=np.uint8, mode="r+")
-        self._buffers.register(memory.ctypes.data, memory.nbytes)
-        uri = f"mooncake://{self._session}?address={memory.ctypes.data}&length={memory.nbytes}"
+        with open(local.uri, "r+b") as file:
+            mapping = mmap.mmap(file.fileno(), 0)
+        address = np.frombuffer(mapping, np.uint8).ctypes.data
+        self._buffers.register(address, len(mapping))
+        uri = f"mooncake://{self._session}?address={address}&length={len(mapping)}"
         ref = msgspec.structs.replace(local, uri=uri)
-        self._exposed[local.uri] = Exposed(ref, memory)
+        self._exposed[local.uri] = Exposed(ref, mapping, address)
         return ref
 
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
-        here = self._local.path(ref.version, ref.checksum)
-        if here.exists():
-            return self._local.pull(msgspec.structs.replace(ref, uri=str(here)))
-        return self._copy(ref, here)
+        # Without a name: nothing is left behind by a process that is killed.
+        descriptor = os.memfd_create(f"gyre-v{ref.version}")
+        try:
+            return self._copy(ref, f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
-    def fetch(self, ref: WeightRef) -> str:
-        self.pull(ref)
-        return str(self._local.path(ref.version, ref.checksum))
+    def fetch(self, ref: WeightRef, target: Path) -> None:
+        try:
+            self._copy(ref, str(target))
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
     def retire(self, keep: set[int]) -> None:
         self._leaving.clear()
         for path, exposed in list(self._exposed.items()):
             if exposed.ref.version not in keep:
-                self._buffers.unregister(exposed.memory.ctypes.data)
+                self._buffers.unregister(exposed.address)
+                exposed.mapping.madvise(mmap.MADV_REMOVE)
                 self._leaving.append(self._exposed.pop(path))
         self._local.retire(keep)
 
-    def _copy(self, ref: WeightRef, target: Path) -> "dict[str, Tensor]":
-        """Brings the snapshot to this machine as the file `target`; verified before it has that name."""
+    def _copy(self, ref: WeightRef, path: str) -> "dict[str, Tensor]":
+        """Fills the file with the snapshot and verifies it."""
         split = urlsplit(ref.uri)
         query = {name: int(values[0]) for name, values in parse_qs(split.query).items()}
-        partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        try:
-            memory = np.memmap(partial, dtype=np.uint8, mode="w+", shape=query["length"])
-            self._buffers.register(memory.ctypes.data, memory.nbytes)
-            self._read(split.netloc, query["address"], memory, ref.version)
-            self._buffers.unregister(memory.ctypes.data)
-            tensors = self._local.pull(msgspec.structs.replace(ref, uri=str(partial)))
-            os.replace(partial, target)
-            return tensors
-        finally:
-            partial.unlink(missing_ok=True)
+        memory = np.memmap(path, dtype=np.uint8, mode="w+", shape=query["length"])
+        self._buffers.register(memory.ctypes.data, memory.nbytes)
+        self._read(split.netloc, query["address"], memory, ref.version)
+        self._buffers.unregister(memory.ctypes.data)
+        return verified(ref, path)
 
     def _read(self, session: str, address: int, memory: Memory, version: int) -> None:
         """Reads `memory.nbytes` from the publisher. A read cannot be cancelled and a stopped publisher never answers,

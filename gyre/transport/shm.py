@@ -1,7 +1,7 @@
 """Weights between processes of one machine: safetensors files in shared memory.
 
-A snapshot is one file in `root` (a directory under /dev/shm, or any directory). It is written under a temporary name
-and renamed, so a reader sees a whole file or none; its name carries the version and the digest, so a file is never
+A snapshot is one file in `root`, the publisher's own directory, best under /dev/shm. It is written under a temporary
+name and renamed, so a reader sees a whole file or none; its name carries the version and the digest, so a file is never
 rewritten with other content. Readers map the file instead of copying it: a mapping outlives the snapshot's retirement.
 """
 
@@ -25,7 +25,7 @@ _SUFFIX = ".safetensors"
 
 
 class ShmTransport:
-    """`WeightTransport` over a directory that the processes of a run share. Creates the directory (mode 0700)."""
+    """`WeightTransport` over files that the processes of a machine share. Creates the directory (mode 0700)."""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
@@ -37,7 +37,7 @@ class ShmTransport:
             raise ValueError(f"version {version} cannot be published: versions count optimizer steps from 0")
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         digest = checksum(whole)
-        target = self.path(version, digest)
+        target = self.root / f"v{version:08d}-{digest}{_SUFFIX}"
         if not target.exists():
             partial = self.root / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
             try:
@@ -47,30 +47,12 @@ class ShmTransport:
                 partial.unlink(missing_ok=True)
         return WeightRef(version=version, uri=str(target), checksum=digest)
 
-    def path(self, version: int, digest: str) -> Path:
-        """Where the snapshot of this content lies, or would."""
-        return self.root / f"v{version:08d}-{digest}{_SUFFIX}"
-
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":
-        """The snapshot as tensors that map the file (private: writing to them changes no other reader)."""
-        try:
-            tensors: dict[str, Tensor] = load_file(ref.uri)
-        except FileNotFoundError:
-            raise WeightsUnavailable(
-                f"version {ref.version} is gone: {ref.uri} does not exist; pull a newer one"
-            ) from None
-        except (OSError, SafetensorError) as error:
-            raise WeightsUnavailable(f"version {ref.version} at {ref.uri} cannot be read: {error}") from error
-        found = checksum(tensors)
-        if found != ref.checksum:
-            raise WeightsUnavailable(
-                f"version {ref.version} at {ref.uri} is damaged: digest {found}, published as {ref.checksum}"
-            )
-        return tensors
+        return verified(ref, ref.uri)
 
-    def fetch(self, ref: WeightRef) -> str:
-        self.pull(ref)
-        return ref.uri
+    def fetch(self, ref: WeightRef, target: Path) -> None:
+        verified(ref, ref.uri)
+        target.symlink_to(ref.uri)
 
     def retire(self, keep: set[int]) -> None:
         for version, file in self._snapshots():
@@ -80,3 +62,20 @@ class ShmTransport:
     def _snapshots(self) -> Iterator[tuple[int, Path]]:
         for file in self.root.glob(f"v*{_SUFFIX}"):
             yield int(file.name[1:].partition("-")[0]), file
+
+
+def verified(ref: WeightRef, path: str) -> "dict[str, Tensor]":
+    """The content of the file as tensors that map it (private: writing to them changes no other reader). Raises
+    WeightsUnavailable when it is not what was published as `ref`."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except FileNotFoundError:
+        raise WeightsUnavailable(f"version {ref.version} is gone: {ref.uri} does not exist; pull a newer one") from None
+    except (OSError, SafetensorError) as error:
+        raise WeightsUnavailable(f"version {ref.version} at {ref.uri} cannot be read: {error}") from error
+    found = checksum(tensors)
+    if found != ref.checksum:
+        raise WeightsUnavailable(
+            f"version {ref.version} at {ref.uri} is damaged: digest {found}, published as {ref.checksum}"
+        )
+    return tensors

@@ -27,7 +27,6 @@ from gyre.training.base import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, ParallelConfig
 from gyre.training.groups import StoreServer
 from gyre.training.objective import ObjectiveConfig
-from gyre.transport.shm import ShmTransport
 
 VOCABULARY = 128
 GROUP_TIMEOUT_S = 8.0
@@ -94,7 +93,7 @@ async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, L
         fleet.proxy = ProxyThatRecords()  # type: ignore[assignment]
         try:
             await fleet.start_members()
-            cells = LiveCells(fleet, ShmTransport(fleet.transport_root), run_dir, config, VOCABULARY)
+            cells = LiveCells(fleet, run_dir, config, VOCABULARY)
             await cells.start(None)
             yield fleet, cells
         finally:

@@ -8,11 +8,18 @@ from live_fleet import make_policy, micro_step, run_config, running
 
 from gyre.control.base import Member, MemberLost
 from gyre.control.live.config import RecoverySection
+from gyre.control.live.processes import Fleet
 from gyre.core.errors import CheckpointFailed, PeerLost
 from gyre.scheduling.config import SchedulerConfig
 from gyre.training.config import ParallelConfig
 
 pytestmark = pytest.mark.live
+
+
+def snapshots(fleet: Fleet) -> set[int]:
+    """Versions that the core holds for readers."""
+    files = Path(fleet.transport_root, "trainer-0").glob("*.safetensors")
+    return {int(file.name[1:].partition("-")[0]) for file in files}
 
 
 async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: Path) -> None:
@@ -41,12 +48,14 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         await asyncio.gather(cells.enter_training(0, 1), cells.enter_training(1, 1))
         await cells.train(1, micro_step("e", 3))
         assert (await cells.update(2)).version == 2
+        assert snapshots(fleet) == {0, 1}
         await cells.leave_training(1)
         await cells.enter_rollout(1, 0)
         await cells.checkpoint(2)
         saving = asyncio.ensure_future(cells.checkpoint_written(2))
         publication = await cells.publish(2, [1])
         assert [probe.cell for probe in publication.probes] == [1]
+        assert snapshots(fleet) == {2}
         assert publication.probes[0].tokens > 0
         assert publication.probes[0].logprob_gap_max <= 1e-3
         assert Path(await saving).is_dir()

@@ -11,6 +11,7 @@ from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection, SglangSection
 from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.launch.worker import load_entry
+from gyre.transport.section import MooncakeSection
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,8 +30,9 @@ def read(**engine) -> EngineSection:
     ],
 )
 def test_a_section_becomes_the_config_of_its_worker(section, config_type):
-    config = section.worker_config(Path("/model"), "/dev/shm/x", max_context=64, seed=5)
+    config = section.worker_config(Path("/model"), "/dev/shm/x", MooncakeSection(), max_context=64, seed=5)
     assert load_entry(section.entry)[1] is config_type is type(config)
+    assert config.transport == MooncakeSection()
     assert (config.model_dir, config.transport_root, config.max_context, config.seed) == ("/model", "/dev/shm/x", 64, 5)
     for name in section.__struct_fields__:
         assert getattr(config, name) == getattr(section, name)

@@ -209,7 +209,7 @@ async def test_only_free_memory_is_filled(tmp_path):
     engines = []
     for name, blocks in (("large", 64), ("small", 20)):
         of = config(str(tmp_path), str(transport.root), kv_blocks=blocks, weights=weights)
-        engines.append(LocalEngine(of, transport, ShmTransport(str(tmp_path / name))))
+        engines.append(LocalEngine(of, ShmTransport(str(tmp_path / name))))
         await engines[-1].start()
     large, small = engines
     try:

@@ -33,7 +33,7 @@ def engine_config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
 
 
 def in_process(config: LocalEngineConfig, transport: ShmTransport) -> LocalEngine:
-    return LocalEngine(config, transport, ShmTransport(f"{transport.root}/kv"))
+    return LocalEngine(config, ShmTransport(f"{transport.root}/engine"))
 
 
 @pytest.mark.asyncio(loop_scope="class")

@@ -73,10 +73,10 @@ async def drive(service: worker.TrainerService, work: list[list[ExecutionRows]],
 
 def run_rank(config: TrainerConfig, work: list[list[ExecutionRows]], directory: str) -> None:
     if config.rank > 0:
-        worker.follow(config, lambda: None)
+        worker.follow(config, f"rank{config.rank}", lambda: None)
 
     async def lead() -> None:
-        service = worker.TrainerService(config)
+        service = worker.TrainerService(config, "leader")
         await service.start()
         torch.save(await drive(service, work, directory), Path(directory).parent / "seen.pt")
 

@@ -1,10 +1,8 @@
 """The transport contract over Mooncake; `test_mooncake.py` runs this file in a network namespace."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from transport_contract import RemoteContract, TransportContract
+from transport_contract import RemoteContract
 
 from gyre.core.errors import InvariantViolation
 from gyre.transport.mooncake import MooncakeTransport
@@ -12,18 +10,6 @@ from gyre.transport.mooncake import MooncakeTransport
 
 class TestMooncake(RemoteContract):
     kind = "mooncake"
-
-    def reader_root(self, tmp_path: Path) -> Path:
-        return tmp_path / "pulled"
-
-
-class TestMooncakeOnOneMachine(TransportContract):
-    """Reader and publisher share their directory: nothing is copied."""
-
-    kind = "mooncake"
-
-    def reader_root(self, tmp_path: Path) -> Path:
-        return tmp_path / "published"
 
 
 def test_memory_that_is_not_registered_is_never_read_into(tmp_path):

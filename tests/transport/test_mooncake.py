@@ -31,7 +31,8 @@ def test_mooncake_keeps_the_transport_contract():
         "no:cacheprovider",
         str(CASES),
     ]
-    env = {**os.environ, "PYTHONPATH": str(INSTALLED), "MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2"}
+    path = os.pathsep.join([str(INSTALLED), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2"}
     run = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
     assert "skipped" not in run.stdout

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from transport_contract import TransportContract
@@ -12,9 +10,6 @@ from gyre.transport.state import checksum, published_state
 
 class TestShm(TransportContract):
     kind = "shm"
-
-    def reader_root(self, tmp_path: Path) -> Path:
-        return tmp_path / "published"
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:

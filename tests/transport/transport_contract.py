@@ -1,13 +1,17 @@
 """What every weight transport owes, written once, with the publisher in a process of its own.
 
-A test class inherits `TransportContract` and gives `kind`, and `reader_root`: the publisher's directory or another one.
+A test class inherits `TransportContract` and gives `kind`. Reader and publisher have directories of their own, as the
+processes of a run have.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -46,6 +50,13 @@ class Publisher:
     def retire(self, keep: set[int]) -> None:
         self._ask("retire", sorted(keep))
 
+    def held(self) -> int:
+        """Bytes of snapshots in files, and in memory of files that have no name any more."""
+        named = sum(file.stat().st_size for file in self.root.iterdir())
+        smaps = Path(f"/proc/{self.process.pid}/smaps").read_text().split("VmFlags:")
+        mapped = [area for area in smaps if f"{self.root}/" in area and "(deleted)" in area]
+        return named + sum(1024 * int(re.search(r"Rss: +(\d+) kB", area)[1]) for area in mapped)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -69,28 +80,34 @@ class TransportContract:
             publisher.kill()
 
     @pytest.fixture
-    def publisher(self, publishers, tmp_path):
+    def root(self) -> Iterator[Path]:
+        """In shared memory, as in a run."""
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+            yield Path(root)
+
+    @pytest.fixture
+    def publisher(self, publishers, root):
         if not publishers or publishers[-1].process.poll() is not None:
             publishers.append(Publisher(self.kind))
-        publishers[-1].open(tmp_path / "published")
+        publishers[-1].open(root / "published")
         return publishers[-1]
 
     @pytest.fixture
-    def reader(self, publisher, tmp_path) -> WeightTransport:
-        return open_transport(self.kind, str(self.reader_root(tmp_path)))
-
-    def reader_root(self, tmp_path: Path) -> Path:
-        raise NotImplementedError
+    def reader(self, publisher, root) -> WeightTransport:
+        return open_transport(self.kind, str(root / "reader"))
 
     def test_pull_returns_the_published_bits(self, publisher, reader):
         ref = publisher.publish(3)
         assert ref.version == 3
         assert same(reader.pull(ref), weights(3))
 
-    def test_fetch_gives_a_file_of_this_machine(self, publisher, reader):
-        path = reader.fetch(publisher.publish(3))
-        assert same(load_file(path), weights(3))
-        assert path == reader.fetch(publisher.publish(3))
+    def test_fetch_gives_a_file_of_this_machine(self, publisher, reader, tmp_path):
+        ref = publisher.publish(3)
+        reader.fetch(ref, tmp_path / "model.safetensors")
+        assert same(load_file(tmp_path / "model.safetensors"), weights(3))
+        with pytest.raises(WeightsUnavailable, match="damaged"):
+            reader.fetch(msgspec.structs.replace(ref, checksum="x"), tmp_path / "other")
+        assert not (tmp_path / "other").exists()
 
     def test_publishing_again_is_the_same_snapshot(self, publisher, reader):
         assert publisher.publish(3) == publisher.publish(3)
@@ -103,13 +120,24 @@ class TransportContract:
     def test_a_retired_version_is_gone_and_what_was_pulled_stays(self, publisher, reader):
         first, second, never_pulled = publisher.publish(1), publisher.publish(2), publisher.publish(0)
         mapped = reader.pull(first)
+        reader.retire(set())
         publisher.retire({2})
-        reader.retire({2})
         for ref in (first, never_pulled):
             with pytest.raises(WeightsUnavailable, match=f"version {ref.version} is gone"):
                 reader.pull(ref)
         assert same(mapped, weights(1))
         assert same(reader.pull(second), weights(2))
+
+    def test_a_retired_version_takes_no_memory(self, publisher, reader):
+        kept, retired = publisher.publish(1), publisher.publish(2, size=100_000)
+        reader.pull(retired)
+        assert publisher.held() > 100_000
+        publisher.retire({1})
+        held = publisher.held()
+        assert 0 < held < 100_000, held
+        assert same(reader.pull(kept), weights(1))
+        publisher.retire(set())
+        assert publisher.held() == 0
 
     def test_damage_is_found(self, publisher, reader):
         ref = publisher.publish(1)
@@ -154,9 +182,9 @@ class RemoteContract(TransportContract):
 
     def test_a_dead_publisher_is_lost_within_two_seconds(self, publisher, reader):
         known, unknown = publisher.publish(1), publisher.publish(2)
-        reader.pull(known)
+        pulled = reader.pull(known)
         publisher.kill()
-        assert same(reader.pull(known), weights(1))
+        assert same(pulled, weights(1))
         assert isinstance(error_within(2.0, lambda: reader.pull(unknown)), PeerLost)
 
     def test_a_publisher_that_dies_during_a_pull_is_lost(self, publisher, reader):

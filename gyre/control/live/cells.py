@@ -32,7 +32,7 @@ from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
 from gyre.proxy.base import DrainReport
 from gyre.store import RunDir
 from gyre.training.base import MicroStep, Trainer
-from gyre.transport.base import WeightRef, WeightTransport
+from gyre.transport.base import WeightRef
 
 T = TypeVar("T")
 CORE = 0
@@ -42,11 +42,8 @@ PROBE_TOKENS = 12
 class LiveCells:
     """Cells 0..K−1 have an engine and a trainer; pool engines have negative indices and no trainer."""
 
-    def __init__(
-        self, fleet: Fleet, transport: WeightTransport, run_dir: RunDir, config: RunConfig, vocabulary: int
-    ) -> None:
+    def __init__(self, fleet: Fleet, run_dir: RunDir, config: RunConfig, vocabulary: int) -> None:
         self._fleet = fleet
-        self._transport = transport
         self._run_dir = run_dir
         self._config = config
         self._deadlines = config.recovery
@@ -167,7 +164,7 @@ class LiveCells:
                 return None
 
         await asyncio.gather(*(unless_lost(engine, self._refresh(engine)) for engine in engines))
-        self._transport.retire({version})
+        await self._trainer(CORE, lambda core: core.retire([version]))
         probes = []
         for engine in [engine for engine in engines if engine not in failed]:
             answer = await unless_lost(engine, self._sample(engine))
@@ -201,10 +198,18 @@ class LiveCells:
             await self._engine(member.cell, lambda engine: engine.release())
 
     async def _core_snapshot(self, version: int) -> WeightRef:
-        """The core's weights of `version`, published once however many cells ask."""
+        """The core's weights of `version`, published once however many cells ask. Beside them the core keeps only what
+        engines load."""
+        loaded = [self._published.version] if self._published else []
+
+        async def publish(core: Trainer) -> WeightRef:
+            # Sent together: no micro-step that waits comes between them.
+            weights, _ = await asyncio.gather(core.publish(), core.retire([*loaded, version]))
+            return weights
+
         async with self._snapshot_lock:
             if self._snapshot is None or self._snapshot.version != version:
-                self._snapshot = await self._trainer(CORE, lambda core: core.publish())
+                self._snapshot = await self._trainer(CORE, publish)
             if self._snapshot.version != version:
                 raise InvariantViolation(f"the core is at version {self._snapshot.version}, expected {version}")
             return self._snapshot

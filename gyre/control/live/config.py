@@ -25,6 +25,8 @@ from gyre.scheduling.config import SchedulerConfig, require
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
+from gyre.transport import section as transport
+from gyre.transport.section import ShmSection, TransportSection
 
 Positive = Annotated[int, Meta(ge=1)]
 SEED_STRIDE = 1_000_003
@@ -122,6 +124,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rollout: RolloutSection
     scheduler: SchedulerConfig
     engine: EngineSection = LocalSection()
+    transport: TransportSection = ShmSection()
     trainer: TrainerSection = TrainerSection()
     objective: ObjectiveConfig = ObjectiveConfig()
     admission: AdmissionSection = AdmissionSection()
@@ -164,7 +167,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
         # Engines must not repeat each other's samples, nor a new process those of the one before.
         seed = (self.seed + SEED_STRIDE * incarnation) * 1000 + cell
-        return self.engine.worker_config(self.policy.model, transport_root, self.rollout.max_context, seed)
+        return self.engine.worker_config(
+            self.policy.model, transport_root, self.transport, self.rollout.max_context, seed
+        )
 
     def trainer_config(self, cell: int, transport_root: str, store: str, rank: int, incarnation: int) -> TrainerConfig:
         return TrainerConfig(
@@ -174,6 +179,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             cells=self.scheduler.K,
             model_dir=str(self.policy.model),
             transport_root=transport_root,
+            transport=self.transport,
             store=store,
             parallel=self.trainer.parallel,
             precision=self.trainer.precision,
@@ -217,6 +223,7 @@ def check(config: RunConfig, where: str) -> None:
     try:
         config.engine.require(config.rollout.max_context)
         config.placement()
+        transport.require(config.transport)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     if config.engine.gpus and not config.devices.ids:

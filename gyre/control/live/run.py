@@ -30,7 +30,6 @@ from gyre.store.rundir import Checkpoint
 from gyre.tasks import load_tasks
 from gyre.training.base import MicroStep
 from gyre.training.groups import StoreServer
-from gyre.transport.shm import ShmTransport
 
 LOOPBACK = "127.0.0.1"
 VIEW_INTERVAL_S = 0.5
@@ -143,7 +142,7 @@ async def _train(
 ) -> None:
     tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
     vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
-    cells = LiveCells(fleet, ShmTransport(fleet.transport_root), run_dir, config, vocabulary)
+    cells = LiveCells(fleet, run_dir, config, vocabulary)
     await cells.start(resume_from.path if resume_from else None)
     controller: Controller[MicroStep] = Controller(
         config.scheduler,

@@ -4,13 +4,15 @@ import msgspec
 
 from gyre.core.errors import ConfigError
 from gyre.transport.base import WeightRef
+from gyre.transport.section import ShmSection, TransportSection
 
 
 class LocalEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_dir: str
     """Hugging Face directory; only its `config.json` is read. The weights come through the transport."""
     transport_root: str
-    """Directory of the shared-memory transport."""
+    """Directory in shared memory under which every process of the run publishes."""
+    transport: TransportSection = ShmSection()
     weights: WeightRef | None = None
     """Published weights to start with; without them the engine is NotReady until the first `update_weights`."""
     kv_blocks: int = 2048

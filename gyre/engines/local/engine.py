@@ -34,9 +34,10 @@ class LocalEngine:
     While paused in place, new requests wait for `resume`; while paused by abort, they are refused with NotReady.
     """
 
-    def __init__(self, config: LocalEngineConfig, transport: WeightTransport, kv_transport: WeightTransport) -> None:
+    def __init__(self, config: LocalEngineConfig, transport: WeightTransport) -> None:
         self._config = config
         self._transport = transport
+        """Weights are pulled through it, KV is offered and pulled. It is the engine's own: all it offers is KV."""
         self._control = ThreadPoolExecutor(1, thread_name_prefix="engine-control")
         self._changing = asyncio.Lock()
         """Pauses, updates and releases happen one after another."""
@@ -54,7 +55,6 @@ class LocalEngine:
         self._generated = 0
         self._cached = 0
         self._limit = config.max_context
-        self._kv_transport = kv_transport
         self._exports = itertools.count()
         self._offers: set[int] = set()
         """Exports that were not dropped yet."""
@@ -173,7 +173,7 @@ class LocalEngine:
     async def drop_kv(self, ref: KvRef) -> None:
         async with self._changing:
             self._offers.discard(ref.snapshot.version)
-            await self._run(lambda: self._kv_transport.retire(self._offers))
+            await self._run(lambda: self._transport.retire(self._offers))
 
     async def release(self) -> None:
         async with self._changing:
@@ -255,7 +255,7 @@ class LocalEngine:
         gc.collect()
         # An offer whose asker is gone has nobody who drops it.
         self._offers.clear()
-        self._kv_transport.retire(set())
+        self._transport.retire(set())
 
     def _export(self, batcher: Batcher, input_ids: TokenIds) -> KvRef | None:
         with batcher.pause():
@@ -265,14 +265,14 @@ class LocalEngine:
         number = next(self._exports)
         self._offers.add(number)
         return KvRef(
-            snapshot=self._kv_transport.publish(number, {"blocks": blocks}),
+            snapshot=self._transport.publish(number, {"blocks": blocks}),
             policy_version=self._version,
             layout=batcher.kv_layout,
             input_ids=TokenIds(input_ids[: len(blocks) * self._config.page_size]),
         )
 
     def _import(self, batcher: Batcher, ref: KvRef) -> int:
-        blocks = self._kv_transport.pull(ref.snapshot)["blocks"]
+        blocks = self._transport.pull(ref.snapshot)["blocks"]
         with batcher.pause():
             held = batcher.put_kv(ref.input_ids.tolist(), blocks)
         tokens = held * self._config.page_size

@@ -7,14 +7,12 @@ from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.engine import LocalEngine
 from gyre.launch.base import WorkerContext
 from gyre.rpc import serve
-from gyre.transport.shm import ShmTransport
+from gyre.transport.section import open_transport
 
 
 async def main(config: LocalEngineConfig, context: WorkerContext) -> None:
     """Serves `Engine` at `context.address` until cancelled; raises what killed the generation thread."""
-    # Its own directory: an engine drops what it offered without looking at the offers of others.
-    kv_transport = ShmTransport(f"{config.transport_root}/kv-{context.name}")
-    engine = LocalEngine(config, ShmTransport(config.transport_root), kv_transport)
+    engine = LocalEngine(config, open_transport(config.transport, config.transport_root, context.name))
     await engine.start()
     try:
         server = await serve(engine, Engine, context.address, context.secret)

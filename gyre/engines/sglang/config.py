@@ -4,6 +4,7 @@ import msgspec
 
 from gyre.core.errors import ConfigError
 from gyre.transport.base import WeightRef
+from gyre.transport.section import ShmSection, TransportSection
 
 
 class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,7 +14,8 @@ class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Hugging Face directory. Its weights are read for their names and shapes only; the values come through the
     transport."""
     transport_root: str
-    """Directory of the shared-memory transport."""
+    """Directory in shared memory under which every process of the run publishes."""
+    transport: TransportSection = ShmSection()
     weights: WeightRef | None = None
     """Published weights to start with; without them the engine is NotReady until the first `update_weights`."""
     device: str = "cuda"

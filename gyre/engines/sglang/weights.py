@@ -1,7 +1,7 @@
 """Published snapshots as model directories that SGLang loads from.
 
-The server reads a snapshot where it lies, in shared memory of its own machine; nothing is copied for it. What cannot
-fit is refused here: SGLang 0.5.23 does not survive a load that fails half-way (its rollback reads the same directory).
+The server reads a snapshot where the transport put it, in shared memory of its own machine. What cannot fit is refused
+here: SGLang 0.5.23 does not survive a load that fails half-way (its rollback reads the same directory).
 """
 
 import shutil
@@ -22,7 +22,8 @@ Shapes = dict[str, list[int]]
 
 
 class ModelDirs:
-    """Makes one directory per version under `root`. Raises ConfigError when `model_dir` is not a model with weights."""
+    """Makes one directory per version under `root`, best in shared memory. Raises ConfigError when `model_dir` is not a
+    model with weights."""
 
     def __init__(self, model_dir: str, root: Path, transport: WeightTransport) -> None:
         self._source = Path(model_dir).resolve()
@@ -54,11 +55,15 @@ class ModelDirs:
     def view(self, ref: WeightRef) -> Path:
         """The directory of a published version, after its content was verified. Raises WeightsUnavailable when the
         snapshot is gone, damaged, or of another model."""
-        file = Path(self._transport.fetch(ref)).resolve()
-        self._require_fit(ref, shapes(file))
         target = self._empty(f"v{ref.version:08d}-{ref.checksum}")
+        file = target / "model.safetensors"
+        try:
+            self._transport.fetch(ref, file)
+            self._require_fit(ref, shapes(file))
+        except BaseException:
+            shutil.rmtree(target)
+            raise
         self._link_into(target)
-        (target / "model.safetensors").symlink_to(file)
         return target
 
     def _require_fit(self, ref: WeightRef, found: Shapes) -> None:

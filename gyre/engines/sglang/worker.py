@@ -13,14 +13,17 @@ from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
 from gyre.launch.base import WorkerContext
 from gyre.rpc import serve
-from gyre.transport.shm import ShmTransport
+from gyre.transport.section import open_transport
 
 
 async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
     """Serves `Engine` at `context.address` until cancelled; raises PeerLost when the server ends."""
     private = Path(tempfile.mkdtemp(prefix="gyre-sglang-"))
     try:
-        models = ModelDirs(config.model_dir, private / "models", ShmTransport(config.transport_root))
+        transport = open_transport(config.transport, config.transport_root, context.name)
+        # In shared memory, because the transport may put snapshots there.
+        views = Path(config.transport_root) / f"{context.name}-models"
+        models = ModelDirs(config.model_dir, views, transport)
         async with serving(config, models.serving(), private) as child:
             client = SglangClient(child.url, child.secret, config.control_timeout_s)
             engine = SglangEngine(client, models, config.max_context, config.control_timeout_s)
