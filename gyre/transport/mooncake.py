@@ -9,11 +9,13 @@ Mooncake's TCP listeners accept connections on every interface, whatever `host` 
 network or a network namespace.
 """
 
+import contextlib
 import mmap
 import os
 import queue
 import socket
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +26,7 @@ import numpy as np
 from gyre.core.errors import GyreError, PeerLost, WeightsUnavailable
 from gyre.transport.base import WeightRef
 from gyre.transport.buffers import Buffers
+from gyre.transport.section import MooncakeSection
 from gyre.transport.shm import ShmTransport, verified
 
 if TYPE_CHECKING:
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 Memory = np.memmap[tuple[int], np.dtype[np.uint8]]
 
-PIECE = 8 << 20
+PIECE = 256 << 10
 """Bytes of one read; progress is seen between two of them."""
+IN_FLIGHT = 8
+"""Reads under way at a time. A large one alone waits long for its turns on a busy machine (docs/engines.md)."""
 
 
 class Exposed(msgspec.Struct):
@@ -47,17 +52,17 @@ class MooncakeTransport:
     """`WeightTransport`. `root` is this process's own directory in shared memory. Raises GyreError when the transfer
     engine does not start. A dead publisher is seen at once; one that hangs, after `stall_s` without any bytes."""
 
-    def __init__(
-        self, root: str, host: str = "127.0.0.1", protocol: str = "tcp", device: str = "", stall_s: float = 10.0
-    ) -> None:
+    def __init__(self, root: str, section: MooncakeSection) -> None:
         from mooncake.engine import TransferEngine
 
         self._local = ShmTransport(root)
         self._engine = TransferEngine()
-        if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
-            raise GyreError(f"the Mooncake transfer engine did not start at {host} with protocol {protocol}")
-        self._stall_s = stall_s
-        self._session = f"{host}:{self._engine.get_rpc_port()}"
+        if self._engine.initialize(section.host, "P2PHANDSHAKE", section.protocol, section.device) != 0:
+            raise GyreError(
+                f"the Mooncake transfer engine did not start at {section.host} with protocol {section.protocol}"
+            )
+        self._stall_s = section.stall_s
+        self._session = f"{section.host}:{self._engine.get_rpc_port()}"
         self._buffers = Buffers(self._engine)
         self._exposed: dict[str, Exposed] = {}
         """By digest and version."""
@@ -109,34 +114,46 @@ class MooncakeTransport:
         memory = np.memmap(path, dtype=np.uint8, mode="w+", shape=query["length"])
         self._buffers.register(memory.ctypes.data, memory.nbytes)
         self._read(split.netloc, query["address"], memory, ref.version)
-        self._buffers.unregister(memory.ctypes.data)
         return verified(ref, path)
 
     def _read(self, session: str, address: int, memory: Memory, version: int) -> None:
-        """Reads `memory.nbytes` from the publisher. A read cannot be cancelled and a stopped publisher never answers,
-        so it runs on a thread of its own, which keeps the buffer for as long as it hangs."""
+        """Fills `memory`, which is registered and is not afterwards. A read cannot be cancelled and a stopped publisher
+        never answers, so reads run on threads of their own, which keep the buffer for as long as they hang."""
+        here = memory.ctypes.data
+        self._buffers.require(here, memory.nbytes)
+        starts = deque(range(0, memory.nbytes, PIECE))
+        expected = len(starts)
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._buffers.require(memory.ctypes.data, memory.nbytes)
 
         def pieces() -> None:
-            for start in range(0, memory.nbytes, PIECE):
-                size = min(PIECE, memory.nbytes - start)
-                code = self._engine.transfer_sync_read(session, memory.ctypes.data + start, address + start, size)
-                done.put(code)
-                if code != 0:
-                    return
+            # Until none is left.
+            with contextlib.suppress(IndexError):
+                while True:
+                    start = starts.popleft()
+                    size = min(PIECE, memory.nbytes - start)
+                    done.put(self._engine.transfer_sync_read(session, here + start, address + start, size))
 
-        threading.Thread(target=pieces, name="mooncake-read", daemon=True).start()
-        for _ in range(0, memory.nbytes, PIECE):
-            try:
-                code = done.get(timeout=self._stall_s)
-            except queue.Empty:
-                raise PeerLost(
-                    f"the publisher at {session} delivered nothing for {self._stall_s:g} s; it may hang"
-                ) from None
-            if code != 0:
-                self._buffers.unregister(memory.ctypes.data)
-                raise _failure(session, version)
+        readers = [threading.Thread(target=pieces, name="mooncake-read", daemon=True) for _ in range(IN_FLIGHT)]
+
+        def settle() -> None:
+            for reader in readers:
+                reader.join()
+            self._buffers.unregister(here)
+
+        for reader in readers:
+            reader.start()
+        try:
+            for _ in range(expected):
+                if done.get(timeout=self._stall_s) != 0:
+                    raise _failure(session, version)
+        except BaseException as error:
+            starts.clear()
+            threading.Thread(target=settle, name="mooncake-settle", daemon=True).start()
+            if isinstance(error, queue.Empty):
+                message = f"the publisher at {session} delivered nothing for {self._stall_s:g} s; it may hang"
+                raise PeerLost(message) from None
+            raise
+        settle()
 
 
 def _failure(session: str, version: int) -> GyreError:

@@ -33,8 +33,8 @@ class MooncakeSection(
     """"tcp" or "rdma"."""
     device: str = ""
     """Names of the RDMA devices, separated by commas; "" leaves the choice to Mooncake."""
-    stall_s: Annotated[float, Meta(gt=0)] = 10.0
-    """A publisher that delivers no byte for so long is lost."""
+    stall_s: Annotated[float, Meta(gt=0)] = 1.5
+    """A publisher that completes no read for so long is lost. docs/engines.md has what a live one takes at worst."""
 
 
 TransportSection = ShmSection | MooncakeSection
@@ -59,7 +59,7 @@ def open_transport(section: TransportSection, root: str, name: str) -> "WeightTr
     if isinstance(section, MooncakeSection):
         from gyre.transport.mooncake import MooncakeTransport
 
-        return MooncakeTransport(own, section.host, section.protocol, section.device, section.stall_s)
+        return MooncakeTransport(own, section)
     from gyre.transport.shm import ShmTransport
 
     return ShmTransport(own)

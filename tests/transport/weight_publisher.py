@@ -10,15 +10,9 @@ import msgspec
 import torch
 
 from gyre.transport.base import WeightTransport
-from gyre.transport.shm import ShmTransport
+from gyre.transport.section import MooncakeSection, ShmSection, open_transport
 
-
-def open_transport(kind: str, root: str) -> WeightTransport:
-    if kind == "shm":
-        return ShmTransport(root)
-    from gyre.transport.mooncake import MooncakeTransport
-
-    return MooncakeTransport(root, stall_s=5.0)
+SECTIONS = {"shm": ShmSection(), "mooncake": MooncakeSection()}
 
 
 def weights(version: int, size: int = 1000) -> dict[str, torch.Tensor]:
@@ -36,7 +30,7 @@ def main(kind: str) -> None:
         command, *arguments = json.loads(line)
         answer: object = None
         if command == "open":
-            transport = open_transport(kind, arguments[0])
+            transport = open_transport(SECTIONS[kind], *arguments)
         elif command == "publish":
             version, seed, size = arguments
             source = weights(seed, size)
