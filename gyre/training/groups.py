@@ -1,15 +1,21 @@
 """Prefix groups: the process groups over which cells 0..k−1 sum their gradients to the core (DESIGN §7).
 
-Groups are raw gloo groups on a rendezvous store that the controller serves. They are not registered with
-torch.distributed's world, because membership changes while the world of a cell must not (notes/training.md §6). A group
-is named by (generation, k): the controller raises the generation after a failure, since a broken group is dead for
-good. One group per prefix exists at most, made at first use, when all its members are known to be alive.
+Groups are raw process groups, NCCL for gradients on CUDA devices and gloo otherwise, on a rendezvous store that the
+controller serves. They are not registered with torch.distributed's world, because membership changes while the world
+of a cell must not (notes/training.md §6). A group is named by (generation, k): the controller raises the generation
+after a failure, since a broken group is dead for good. One group per prefix exists at most, made at first use.
+
+Members first meet in the store, so that one who is dead or late is missed by name before any data moves. Then the
+gradients are summed bucket by bucket, so that the memory this takes does not grow with the model.
 """
 
+import contextlib
+import math
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +23,10 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from gyre.core.errors import ConfigError, GroupBroken
+
+BUCKET_BYTES = 64 << 20
+IN_FLIGHT = 2
+"""Buckets under way at a time: one travels while the next is made."""
 
 
 class StoreServer:
@@ -41,56 +51,156 @@ def connect_store(address: str, timeout_s: float) -> c10d.TCPStore:
 
 
 class PrefixGroups:
-    """The groups of one training rank. Rank r of every cell has its own groups, named by `shard` = r."""
+    """The groups of one training rank. Rank r of every cell has its own groups, named by `shard` = r. `device` is
+    where the gradients are; on CUDA every cell must have devices of its own."""
 
-    def __init__(self, store: c10d.TCPStore, cell: int, shard: int, host: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: c10d.TCPStore,
+        cell: int,
+        shard: int,
+        host: str,
+        device: torch.device,
+        timeout_s: float,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
         self._store = store
         self._cell = cell
         self._shard = shard
         self._host = host
+        self._device = device
         self._timeout = timedelta(seconds=timeout_s)
+        self._bucket_bytes = bucket_bytes
         self._groups: dict[tuple[int, int], Any] = {}
+        self._meetings: dict[tuple[int, int], int] = {}
+        """Reductions so far by (generation, members); a member that missed one never meets the others again."""
 
-    def sum_to_core(self, generation: int, members: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sums `tensors` of cells 0..members−1; all of them call this with equal shapes.
+    def sum_to_core(self, generation: int, members: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Sums `tensors` of cells 0..members−1 into those of the core; all of them call this with equal, contiguous
+        tensors.
 
-        Returns the sums on the core and an empty list elsewhere; `tensors` are never changed. Raises GroupBroken when
-        not every member takes part within the timeout.
+        On the core the tensors become the sums, in place: a second copy of all gradients would not fit where the first
+        one just does. Elsewhere they are never changed. Raises GroupBroken when not every member takes part within the
+        timeout; the core's tensors are then partly summed, and the caller puts them back.
         """
         if not 0 <= self._cell < members:
             raise GroupBroken(f"cell {self._cell} is not among the members 0..{members - 1} of this reduction")
-        staged = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         started = time.monotonic()
-        options = c10d.ReduceOptions()
-        options.rootRank = 0
-        options.timeout = self._timeout
         try:
-            group = self._group(generation, members)
-            for tensor in staged:
-                group.reduce([tensor], options).wait(self._timeout)
+            self._meet(generation, members)
+            self._reduce(self._group(generation, members), tensors)
         except RuntimeError as error:
-            self._groups.pop((generation, members), None)
+            self._drop((generation, members))
             raise GroupBroken(
                 f"cell {self._cell} waited {time.monotonic() - started:.1f} s for the gradients of cells "
                 f"0..{members - 1} in generation {generation}: {_cause(error)}"
             ) from error
-        return staged if self._cell == 0 else []
+
+    def _reduce(self, group: Any, tensors: Sequence[torch.Tensor]) -> None:
+        options = c10d.ReduceOptions()
+        options.rootRank = 0
+        options.timeout = self._timeout
+        under_way: deque[tuple[Any, torch.Tensor]] = deque()
+        try:
+            for bucket in buckets(tensors, self._bucket_bytes):
+                if len(under_way) == IN_FLIGHT:
+                    under_way[0][0].wait(self._timeout)
+                    under_way.popleft()
+                # Gloo's reduce leaves partial sums in the tensor of every member.
+                piece = bucket if self._cell == 0 else bucket.clone()
+                under_way.append((group.reduce([piece], options), piece))
+            for work, _ in under_way:
+                work.wait(self._timeout)
+        except RuntimeError:
+            # What is under way must have ended before the caller puts the tensors back.
+            group.abort()
+            for work, _ in under_way:
+                with contextlib.suppress(RuntimeError):
+                    work.wait(self._timeout)
+            raise
+
+    def _meet(self, generation: int, members: int) -> None:
+        """Returns when all members have come to this reduction. Raises RuntimeError naming those who have not."""
+        number = self._meetings.get((generation, members), 0)
+        self._meetings[generation, members] = number + 1
+        store = c10d.PrefixStore(f"{self._name(generation, members)}/meeting", self._store)
+        store.set(f"{number}/{self._cell}", "")
+        everyone = [f"{number}/{cell}" for cell in range(members)]
+        try:
+            store.wait(everyone, self._timeout)
+        except RuntimeError as error:
+            absent = [cell for cell, key in enumerate(everyone) if not store.check([key])]
+            raise RuntimeError(f"no sign of cells {', '.join(map(str, absent))}") from error
+        # All have left the meeting before.
+        store.delete_key(f"{number - 1}/{self._cell}")
 
     def _group(self, generation: int, members: int) -> Any:
         key = (generation, members)
         if key not in self._groups:
-            # Older generations will not be used again; dropping a group closes its connections.
-            self._groups = {k: group for k, group in self._groups.items() if k[0] == generation}
-            gloo: Any = c10d.ProcessGroupGloo
-            options = gloo._Options()
-            options._devices = [gloo.create_device(hostname=self._host)]
-            options._timeout = self._timeout
-            prefix = f"cells/{generation}/{members}/{self._shard}"
-            self._groups[key] = gloo(c10d.PrefixStore(prefix, self._store), self._cell, members, options)
+            # Older generations will not be used again.
+            for old in [old for old in self._groups if old[0] != generation]:
+                self._drop(old)
+            self._meetings = {k: number for k, number in self._meetings.items() if k[0] == generation}
+            store = c10d.PrefixStore(self._name(generation, members), self._store)
+            make = self._nccl if self._device.type == "cuda" else self._gloo
+            self._groups[key] = make(store, members)
         return self._groups[key]
+
+    def _gloo(self, store: c10d.PrefixStore, members: int) -> Any:
+        gloo: Any = c10d.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=self._host)]
+        options._timeout = self._timeout
+        return gloo(store, self._cell, members, options)
+
+    def _nccl(self, store: c10d.PrefixStore, members: int) -> Any:
+        """A group whose failures are errors of `wait` and nothing else.
+
+        Otherwise torch's watchdog thread ends the process when another member dies; with blocking waits a group has
+        none, and `wait` polls for errors of the peers, keeps its timeout and aborts the communicator. A communicator
+        that does not block while it connects can be given up too.
+        """
+        nccl: Any = c10d.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = self._timeout
+        options.config.blocking = 0
+        # Torch reads the one at the first use of such a communicator, the other when a group is made.
+        os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(math.ceil(self._timeout.total_seconds()))
+        with _environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
+            return nccl(store, self._cell, members, options)
+
+    def _name(self, generation: int, members: int) -> str:
+        return f"cells/{generation}/{members}/{self._shard}"
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        """Closes the connections of a group, whoever still waits on them."""
+        group = self._groups.pop(key, None)
+        if group is not None:
+            group.abort()
+
+
+def buckets(tensors: Sequence[torch.Tensor], limit: int) -> Iterator[torch.Tensor]:
+    """Views of at most `limit` bytes, but one element at least, that together are `tensors`. Flat and in order, so they
+    match between cells."""
+    for tensor in tensors:
+        flat, size = tensor.detach().view(-1), max(1, limit // tensor.element_size())
+        for start in range(0, flat.numel(), size):
+            yield flat[start : start + size]
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _cause(error: RuntimeError) -> str:
-    """Gloo's message without its source location and advice."""
+    """Torch's message without its source location and advice."""
     text = str(error).splitlines()[0]
     return text.split("] ", 1)[-1].split(" This is typically", 1)[0]

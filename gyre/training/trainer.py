@@ -55,10 +55,10 @@ class MegatronTrainer:
         store = connect_store(config.store, STORE_TIMEOUT_S)
         name = f"cell/{config.cell}/{config.incarnation}"
         parallel.initialize(config.parallel, config.rank, name, store, config.host)
-        self._groups = PrefixGroups(store, config.cell, config.rank, config.host, config.group_timeout_s)
         self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes, config.precision)
         self._adam = Adam(self._replica, config.optimizer) if self._core else None
         model = self._replica.model
+        self._groups = PrefixGroups(store, config.cell, config.rank, config.host, model.device, config.group_timeout_s)
         stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
         self._pipeline = Pipeline(stage, self._replica.forward)
         self._writer = checkpoint.Writer()
@@ -118,19 +118,10 @@ class MegatronTrainer:
         self._require("reduce", Phase.JOINED)
         self._announce()
         self._pipeline.drain()
-        before = self._replica.snapshot_gradients()
-        self._replica.finish_gradients()
-        broken, sums = None, self._replica.gradients
         if members > 1:
-            try:
-                sums = self._groups.sum_to_core(generation, members, self._replica.gradients)
-            except GroupBroken as error:
-                broken = error
-        if not parallel.all_agree(broken is None):
-            self._replica.restore_gradients(before)
-            raise broken or GroupBroken(f"another rank of cell {self._config.cell} lost generation {generation}")
-        if self._core and members > 1:
-            self._replica.restore_gradients(sums)
+            self._reduce_with_others(generation, members)
+        else:
+            self._replica.finish_gradients()
         self.phase = Phase.REDUCED if self._core else Phase.AWAKE
 
     def optimizer_step(self) -> StepStats:
@@ -213,6 +204,19 @@ class MegatronTrainer:
         for entries, pack in packs:
             self._pipeline.train(pack, pack.tokens, partial(_loss, evaluation, entries, pack))
         return evaluation.result() if self._pipeline.stage.after == 0 else None
+
+    def _reduce_with_others(self, generation: int, members: int) -> None:
+        # Both steps below work in place. The copy they can be undone with waits in host memory.
+        before = self._replica.snapshot_gradients("cpu")
+        self._replica.finish_gradients()
+        broken = None
+        try:
+            self._groups.sum_to_core(generation, members, self._replica.gradients)
+        except GroupBroken as error:
+            broken = error
+        if not parallel.all_agree(broken is None):
+            self._replica.restore_gradients(before)
+            raise broken or GroupBroken(f"another rank of cell {self._config.cell} lost generation {generation}")
 
     def _release(self) -> None:
         self._replica.sleep(keep_parameters=self._core, optimizer_state=self._adam.tensors if self._adam else [])

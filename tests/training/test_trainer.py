@@ -9,7 +9,14 @@ import torch
 from training_cases import hf_logprobs, make_executions, micro_step, rank_processes, trainer_config
 from transformers import AutoModelForCausalLM
 
-from gyre.core.errors import CheckpointFailed, ConfigError, InvariantViolation, NotReady, WeightsUnavailable
+from gyre.core.errors import (
+    CheckpointFailed,
+    ConfigError,
+    GroupBroken,
+    InvariantViolation,
+    NotReady,
+    WeightsUnavailable,
+)
 from gyre.training import checkpoint
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.export import export_hf
@@ -273,6 +280,27 @@ def test_export_loads_in_transformers(make_trainer, hf_model, tmp_path: Path) ->
         export_hf(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
     with pytest.raises(ConfigError, match="not a checkpoint"):
         export_hf(str(tmp_path), str(tmp_path / "elsewhere"))
+
+
+def test_a_reduction_that_breaks_half_way_leaves_the_gradient(make_trainer, hf_model, monkeypatch) -> None:
+    """The sums are made in place; what came before them is put back."""
+    trainer = make_trainer()
+    trainer.wake()
+    trainer.join(0, None)
+    trainer.micro_step(micro_step("m", make_executions(1, hf_model, [[20], [14]], raw=2)))
+    before = trainer._replica.snapshot_gradients()
+
+    def break_after_some_buckets(generation: int, members: int, tensors: list[torch.Tensor]) -> None:
+        tensors[0][: tensors[0].numel() // 2] += 7.0
+        raise GroupBroken(f"cells 0..{members - 1} in generation {generation}")
+
+    monkeypatch.setattr(trainer._groups, "sum_to_core", break_after_some_buckets)
+    with pytest.raises(GroupBroken, match=r"0\.\.1 in generation 5"):
+        trainer.reduce(5, 2)
+    assert all(torch.equal(a, b) for a, b in zip(trainer._replica.gradients, before, strict=True))
+    trainer.reduce(6, 1)
+    assert all(torch.equal(a, b) for a, b in zip(trainer._replica.gradients, before, strict=True))
+    assert trainer.optimizer_step().version == 1
 
 
 def test_a_gradient_that_is_not_finite_takes_no_step(make_trainer) -> None:

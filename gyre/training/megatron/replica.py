@@ -57,8 +57,9 @@ class Replica:
     def zero_gradients(self) -> None:
         self.ddp.zero_grad_buffer()
 
-    def snapshot_gradients(self) -> list[torch.Tensor]:
-        return [gradient.clone() for gradient in self.gradients]
+    def snapshot_gradients(self, device: str | None = None) -> list[torch.Tensor]:
+        """A copy of the gradient, where it is or on `device`."""
+        return [gradient.to(device or gradient.device, copy=True) for gradient in self.gradients]
 
     @torch.no_grad()
     def restore_gradients(self, snapshot: Sequence[torch.Tensor]) -> None:
