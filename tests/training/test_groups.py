@@ -48,6 +48,12 @@ class Members:
 
 
 @pytest.fixture(scope="module")
+def store() -> StoreServer:
+    """Other tests use the same generations."""
+    return StoreServer("127.0.0.1")
+
+
+@pytest.fixture(scope="module")
 def members(store: StoreServer) -> Members:
     return Members(store, timeout_s=20.0)
 
@@ -55,7 +61,6 @@ def members(store: StoreServer) -> Members:
 @pytest.fixture
 def impatient(store: StoreServer) -> Members:
     found = Members(store, timeout_s=0.5)
-    # A store lives as long as the tests: names that no other test uses.
     found._generation = 10_000
     return found
 
