@@ -3,6 +3,7 @@
 import itertools
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,16 @@ from gyre.transport.section import MooncakeSection
 
 class TestMooncake(RemoteContract):
     kind = "mooncake"
+
+    def test_memory_of_a_pull_goes_with_its_tensors(self, publisher, reader):
+        def held() -> int:
+            return Path("/proc/self/maps").read_text().count("memfd:gyre-v77 ")
+
+        pulled = reader.pull(publisher.publish(77))
+        assert held() > 0
+        del pulled
+        assert held() == 0
+        assert list(reader._local.root.iterdir()) == []
 
     def test_a_publisher_that_hangs_during_a_pull_is_lost_within_two_seconds(self, publisher, reader, monkeypatch):
         ref, small = publisher.publish(1, size=1_000_000), publisher.publish(2)
