@@ -5,9 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gyre.cli import tables
 from gyre.cli.conversation_view import print_execution
+from gyre.cli.tables import newest_executions, rich_facts, rich_table
 from gyre.core.errors import ConfigError
+from gyre.dashboard.facts import facts
+from gyre.dashboard.tables import joins_table, recovery_table, steps_table, transitions_table
 from gyre.store import RunDir, RunStore
 from gyre.store.summary import RunSummary, as_json, summarise
 from gyre.store.trees import tree_summary
@@ -42,13 +44,8 @@ def write_json(summary: RunSummary, path: Path) -> None:
 
 
 def print_summary(console: Console, summary: RunSummary) -> None:
-    for table in (
-        tables.steps_table(summary),
-        tables.transitions_table(summary),
-        tables.joins_table(summary),
-        tables.recovery_table(summary),
-        tables.executions_table(summary),
-    ):
-        if table.row_count:
-            console.print(table, "")
-    console.print(tables.facts(summary))
+    for make in (steps_table, transitions_table, joins_table, recovery_table, newest_executions):
+        table = make(summary)
+        if table.rows:
+            console.print(rich_table(table), "")
+    console.print(rich_facts(facts(summary)))

@@ -4,8 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gyre.cli import plots, tables
 from gyre.cli.inspect import read_summary
+from gyre.cli.tables import rich_facts, rich_table
+from gyre.dashboard import plots
+from gyre.dashboard.facts import facts
+from gyre.dashboard.tables import recovery_table, steps_table
 from gyre.store import RunDir
 from gyre.store.journal import on_one_axis
 from gyre.store.timeline import role_spans
@@ -21,15 +24,15 @@ def final_report(run_dir: Path, console: Console | None = None) -> None:
     console.print()
     pictures = []
     if summary.steps:
-        console.print(tables.steps_table(summary), "")
+        console.print(rich_table(steps_table(summary)), "")
         pictures.append(run.root / "reward.png")
-        plots.draw_reward(summary, pictures[-1])
+        plots.save(plots.reward_figure(summary), pictures[-1])
     if summary.recovery:
-        console.print(tables.recovery_table(summary), "")
+        console.print(rich_table(recovery_table(summary)), "")
     if role_spans(events):
         pictures.append(run.root / "timeline.png")
-        plots.draw_timeline(events, pictures[-1])
-    console.print(tables.facts(summary), "")
+        plots.save(plots.timeline_figure(events), pictures[-1])
+    console.print(rich_facts(facts(summary)), "")
     for picture in pictures:
         console.print(f"Picture: {picture}", soft_wrap=True, highlight=False)
     console.print(f"More:    gyre inspect {run.root}", soft_wrap=True, highlight=False)

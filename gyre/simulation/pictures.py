@@ -5,25 +5,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gyre.core.events import Event, GroupReady, StepDone
+from gyre.core.events import Event, StepDone
 from gyre.simulation.workload import HOUR
-from gyre.store.timeline import role_spans, waterlevels
+from gyre.store.timeline import ready_groups, role_spans, waterlevels
 
 COLOURS = {"rollout": "#4c78a8", "training": "#f58518", "transition": "#bab0ac"}
-
-
-def ready_groups(events: Sequence[Event]) -> list[tuple[float, int]]:
-    """(hours, ready groups) at every change; a group counts from its readiness to the end of its step."""
-    count, curve = 0, [(0.0, 0)]
-    for event in events:
-        if isinstance(event, GroupReady):
-            count += 1
-        elif isinstance(event, StepDone):
-            count -= len(event.groups)
-        else:
-            continue
-        curve.append((event.t / HOUR, count))
-    return curve
 
 
 def draw(events: Sequence[Event], title: str, path: Path) -> None:
@@ -51,7 +37,7 @@ def draw(events: Sequence[Event], title: str, path: Path) -> None:
     water.set_ylabel("executions")
     water.legend(frameon=False)
     curve = ready_groups(events)
-    ready.step([at for at, _ in curve], [count for _, count in curve], where="post")
+    ready.step([at / HOUR for at, _ in curve], [count for _, count in curve], where="post")
     ready.set_ylabel("ready groups")
     ready.set_xlabel("hours")
     figure.savefig(path, dpi=130)

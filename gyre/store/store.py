@@ -58,6 +58,11 @@ class RunStore:
         for (payload,) in self._read("SELECT payload FROM events ORDER BY id"):
             yield self._decode(_EVENT, payload)
 
+    def events_after(self, row: int) -> tuple[list[Event], int]:
+        """What was committed after this row, and the row to ask after next time; 0 is before the first."""
+        rows = self._read("SELECT id, payload FROM events WHERE id > ? ORDER BY id", (row,))
+        return [self._decode(_EVENT, payload) for _, payload in rows], rows[-1][0] if rows else row
+
     # -- records ----------------------------------------------------------------------------------------------------
 
     def put_record(self, record: CallRecord) -> None:
@@ -76,6 +81,10 @@ class RunStore:
         """Executions with at least one record or an outcome, sorted."""
         rows = self._read("SELECT execution_id FROM records UNION SELECT execution_id FROM outcomes ORDER BY 1")
         return [execution_id for (execution_id,) in rows]
+
+    def record_count(self, execution_id: str) -> int:
+        """Without reading the records."""
+        return int(self._read("SELECT COUNT(*) FROM records WHERE execution_id = ?", (execution_id,))[0][0])
 
     # -- assessments and outcomes -----------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    group: int
     query: str
     harness: str
     version: int | None
@@ -116,7 +117,7 @@ def summarise(events: Iterable[Event], outcomes: Mapping[str, Outcome], trees: M
         broken=[event for event in everything if isinstance(event, InvariantBroken)] + _broken_counters(everything),
         recovery=[e for e in everything if isinstance(e, ProcessLost | ProcessRestarted | MicroStepsReturned)],
         drift=[event for event in line if isinstance(event, LogprobGapGrew)],
-        proxy=_proxy_totals([event for event in everything if isinstance(event, ProxySampled)]),
+        proxy=proxy_totals([event for event in everything if isinstance(event, ProxySampled)]),
     )
 
 
@@ -204,6 +205,7 @@ def _executions(
         summaries.append(
             ExecutionSummary(
                 id=execution_id,
+                group=start.group,
                 query=start.query,
                 harness=start.harness,
                 version=versions.get(start.group),
@@ -231,7 +233,7 @@ def _broken_counters(events: Sequence[Event]) -> list[InvariantBroken]:
     ]
 
 
-def _proxy_totals(samples: Sequence[ProxySampled]) -> ProxyTotals:
+def proxy_totals(samples: Sequence[ProxySampled]) -> ProxyTotals:
     """Counters of a worker restart at zero with it, so a total is the sum of the increases."""
 
     def total(name: str) -> int:

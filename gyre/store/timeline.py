@@ -1,6 +1,6 @@
 """What every cell did when, from the journal: the data of the cell-role timeline. Pure functions of the events."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -9,9 +9,11 @@ from gyre.core.events import (
     Event,
     ExecutionClosed,
     ExecutionStarted,
+    GroupReady,
     LedgerSampled,
     Role,
     RunStarted,
+    StepDone,
     TransitionFinished,
     TransitionStarted,
 )
@@ -42,7 +44,7 @@ def role_spans(events: Sequence[Event]) -> dict[int, list[Span]]:
 
     `events` are on one axis (`gyre.store.journal.on_one_axis`) and must hold a ledger sample or a transition of each
     cell: a cell that neither mentions is not in the result."""
-    cells = sorted({cell for event in events for cell in _mentioned(event)})
+    cells = sorted({cell for event in events for cell in mentioned(event)})
     if not cells:
         return {}
     begin, end = events[0].t, max(event.t for event in events)
@@ -64,42 +66,101 @@ def role_spans(events: Sequence[Event]) -> dict[int, list[Span]]:
             now[cell] = (activity, t)
 
     for event in events:
-        match event:
-            case RunStarted():
-                for cell in cells:
-                    turn(cell, "rollout", event.t)
-            case TransitionStarted():
-                turn(event.cell, "transition", event.t)
-            case TransitionFinished():
-                turn(event.cell, event.target, event.t)
-            case _:
-                pass
+        for cell, activity in turns(event, cells):
+            turn(cell, activity, event.t)
     for cell in cells:
         close(cell, end)
     return spans
 
 
-def waterlevels(events: Sequence[Event]) -> list[Waterlevel]:
+def turns(event: Event, cells: Iterable[int]) -> list[tuple[int, Activity]]:
+    """The cells of `cells` that this event puts into another activity, or leaves in theirs."""
+    match event:
+        case RunStarted():
+            return [(cell, "rollout") for cell in cells]
+        case TransitionStarted():
+            return [(event.cell, "transition")]
+        case TransitionFinished():
+            return [(event.cell, event.target)]
+        case _:
+            return []
+
+
+def mentioned(event: Event) -> range | tuple[int, ...]:
+    """The cells that an event tells of."""
+    match event:
+        case LedgerSampled():
+            return range(len(event.roles))
+        case TransitionStarted() | TransitionFinished():
+            return (event.cell,)
+        case _:
+            return ()
+
+
+def waterlevels(events: Iterable[Event]) -> list[Waterlevel]:
     """The ledger at every sample and, between two samples, at every start and end of an execution."""
     levels: list[Waterlevel] = []
     for event in events:
-        if isinstance(event, LedgerSampled):
-            level = Waterlevel(
-                t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f
-            )
-        elif isinstance(event, ExecutionStarted | ExecutionClosed) and levels:
-            started = isinstance(event, ExecutionStarted)
-            last = levels[-1]
-            level = Waterlevel(
-                t=event.t,
-                waterlevel=last.waterlevel - (not started),
-                capacity=last.capacity,
-                running=last.running + (1 if started else -1),
-            )
-        else:
-            continue
-        levels.append(level)
+        level = next_level(levels[-1] if levels else None, event)
+        if level is not None:
+            levels.append(level)
     return levels
+
+
+def next_level(last: Waterlevel | None, event: Event) -> Waterlevel | None:
+    """The ledger after `event`; None when the event does not change it, or nothing is known yet."""
+    if isinstance(event, LedgerSampled):
+        return Waterlevel(t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f)
+    if isinstance(event, ExecutionStarted | ExecutionClosed) and last is not None:
+        started = isinstance(event, ExecutionStarted)
+        return Waterlevel(
+            t=event.t,
+            waterlevel=last.waterlevel - (not started),
+            capacity=last.capacity,
+            running=last.running + (1 if started else -1),
+        )
+    return None
+
+
+class ReadyGroups:
+    """Groups that are ready and not yet consumed by a step; one that a resumption went back behind is ready again."""
+
+    def __init__(self) -> None:
+        self._ready: set[int] = set()
+        self._consumed: dict[int, int] = {}
+        """Group → the step that consumed it."""
+
+    def read(self, event: Event) -> bool:
+        """Whether the event may have changed the count."""
+        match event:
+            case GroupReady():
+                self._ready.add(event.group)
+            case StepDone():
+                self._ready.difference_update(event.groups)
+                self._consumed.update(dict.fromkeys(event.groups, event.step))
+            case RunStarted():
+                base = event.resumed_from or 0
+                lost = [group for group, step in self._consumed.items() if step > base]
+                self._ready.update(lost)
+                for group in lost:
+                    del self._consumed[group]
+            case _:
+                return False
+        return True
+
+    @property
+    def count(self) -> int:
+        return len(self._ready)
+
+
+def ready_groups(events: Sequence[Event]) -> list[tuple[float, int]]:
+    """(seconds, ready groups) at the begin and at every change."""
+    groups = ReadyGroups()
+    curve = [(events[0].t, 0)] if events else []
+    for event in events:
+        if groups.read(event):
+            curve.append((event.t, groups.count))
+    return curve
 
 
 def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]]:
@@ -109,13 +170,3 @@ def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]
         cell: {role: sum(span.end - span.start for span in of_cell if span.activity == role) for role in roles}
         for cell, of_cell in spans.items()
     }
-
-
-def _mentioned(event: Event) -> range | tuple[int, ...]:
-    match event:
-        case LedgerSampled():
-            return range(len(event.roles))
-        case TransitionStarted() | TransitionFinished():
-            return (event.cell,)
-        case _:
-            return ()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gyre.cli.plots import moving_mean
+from gyre.dashboard.plots import moving_mean
 from gyre.cli.progress import Progress, clock, plain_line, sparkline
 from gyre.control.state import ControlView
 

@@ -9,9 +9,9 @@ from gyre.core.errors import ConfigError
 from gyre.core.events import Event
 from gyre.simulation import beyond, cli, table1
 from gyre.simulation.experiment import Layout, run_row, simulate
-from gyre.simulation.pictures import ready_groups
 from gyre.simulation.rows import ROWS
 from gyre.simulation.workload import WorkloadParams
+from gyre.store.timeline import ready_groups
 
 PARAMS = WorkloadParams()
 

@@ -1,5 +1,7 @@
-"""The two pictures of a run, from its journal: the reward curve and the cell-role timeline."""
+"""The pictures of a run, from its journal: reward, staleness, and the cell-role timeline. Each is a figure; `save` and
+`svg` make it a file or a response. Nothing in them is read as math, whatever a run is called."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,15 +14,26 @@ from matplotlib.ticker import MaxNLocator
 
 from gyre.core.events import Event, Published, StepDone
 from gyre.store.journal import surviving
-from gyre.store.summary import RunSummary
-from gyre.store.timeline import Activity, role_spans, waterlevels
+from gyre.store.summary import RunSummary, mean
+from gyre.store.timeline import Activity, ready_groups, role_spans, waterlevels
 
 COLOURS: dict[Activity, str] = {"rollout": "#4c78a8", "training": "#f58518", "transition": "#bab0ac"}
 MAX_STEP_LABELS = 24
 DPI = 130
 
 
-def draw_reward(summary: RunSummary, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """The suffix of `path` says the format."""
+    figure.savefig(path, dpi=DPI)
+
+
+def svg(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def reward_figure(summary: RunSummary) -> Figure:
     """Mean reward of every step, a centred moving mean, and the level before any training."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -34,25 +47,52 @@ def draw_reward(summary: RunSummary, path: Path) -> None:
         axes.plot(
             steps, moving_mean(rewards, half), color=COLOURS["rollout"], linewidth=2, label=f"mean of {2 * half + 1}"
         )
-    axes.set(xlabel="optimizer step", ylabel="mean reward", title=f"Reward of {summary.run_id}")
+    axes.set(xlabel="optimizer step", ylabel="mean reward")
+    axes.set_title(f"Reward of {summary.run_id}", parse_math=False)
     axes.set_ylim(min(0.0, *rewards, 0.0) - 0.03, max(1.0, *rewards, 1.0) + 0.03)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")
-    figure.savefig(path, dpi=DPI)
+    return figure
 
 
-def draw_timeline(events: Sequence[Event], path: Path) -> None:
+def staleness_figure(summary: RunSummary) -> Figure:
+    """Versions between dispatch and consumption: every group of a step, and their mean."""
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    axes = figure.subplots()
+    groups = [(step.step, staleness) for step in summary.steps for staleness in step.staleness]
+    axes.plot(
+        [step for step, _ in groups],
+        [staleness for _, staleness in groups],
+        "o",
+        color=COLOURS["transition"],
+        markersize=4,
+        label="one group",
+    )
+    means = [mean(step.staleness) for step in summary.steps]
+    axes.plot([step.step for step in summary.steps], means, color=COLOURS["training"], linewidth=2, label="mean")
+    axes.set(xlabel="optimizer step", ylabel="staleness (versions)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=-0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="best")
+    return figure
+
+
+def timeline_figure(events: Sequence[Event], since: float = 0.0) -> Figure:
     """Above: the role of every cell over time, with the ends of steps and the publications. Below: the waterlevel
-    w = d − f, the executions that run, and the capacity C_R. `events` are on one axis (`gyre.store.journal`)."""
-    spans = role_spans(events)
-    figure = Figure(figsize=(10, 2.9 + 0.42 * max(2, len(spans))), layout="constrained")
-    roles, water = figure.subplots(2, 1, sharex=True, height_ratios=[0.42 * max(2, len(spans)) + 0.4, 1.7])
+    w = d − f, the executions that run, the capacity C_R, and the ready groups. `events` are on one axis
+    (`gyre.store.journal`); what ended before `since` seconds is left out."""
+    spans = {cell: [span for span in of_cell if span.end >= since] for cell, of_cell in role_spans(events).items()}
+    height = 0.42 * max(2, len(spans)) + 0.4
+    figure = Figure(figsize=(10, 3.7 + height), layout="constrained")
+    roles, water, ready = figure.subplots(3, 1, sharex=True, height_ratios=[height, 1.7, 0.9])
     for cell, of_cell in spans.items():
         for activity, colour in COLOURS.items():
             bars = [(span.start, span.end - span.start) for span in of_cell if span.activity == activity]
             roles.broken_barh(bars, (cell - 0.36, 0.72), facecolor=colour, linewidth=0)
-    _mark_steps(roles, surviving(events))
+    _mark_steps(roles, [event for event in surviving(events) if event.t >= since])
     roles.set_yticks(list(spans), [f"cell {cell}" + (" (core)" if cell == 0 else "") for cell in spans])
     roles.set_ylim(max(spans, default=1) + 0.6, -0.6)
     roles.spines[["top", "right", "left"]].set_visible(False)
@@ -61,8 +101,10 @@ def draw_timeline(events: Sequence[Event], path: Path) -> None:
     handles.append(Line2D([], [], color="black", linewidth=1, label="step"))
     handles.append(Line2D([], [], color="black", marker="v", linestyle="", markersize=5, label="publication"))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
-    _draw_water(water, events)
-    figure.savefig(path, dpi=DPI)
+    _draw_water(water, events, since)
+    _draw_ready(ready, events, since)
+    roles.set_xlim(left=since)
+    return figure
 
 
 def moving_mean(values: Sequence[float], half: int) -> list[float]:
@@ -83,15 +125,25 @@ def _mark_steps(axes: Axes, line: Sequence[Event]) -> None:
     axes.plot(published, [1.03] * len(published), "v", color="black", markersize=4, transform=above, clip_on=False)
 
 
-def _draw_water(axes: Axes, events: Sequence[Event]) -> None:
-    levels = waterlevels(events)
+def _draw_water(axes: Axes, events: Sequence[Event], since: float) -> None:
+    levels = [level for level in waterlevels(events) if level.t >= since]
     t = [level.t for level in levels]
     capacity = [level.capacity for level in levels]
     axes.fill_between(t, capacity, step="post", color="0.9", linewidth=0, label="capacity C_R")
     axes.step(t, [level.running for level in levels], where="post", color="0.45", linewidth=1, label="running p − f")
     axes.step(t, [level.waterlevel for level in levels], where="post", color="#54a24b", label="waterlevel w = d − f")
-    axes.set(xlabel="seconds", ylabel="executions")
+    axes.set_ylabel("executions")
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=3, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _draw_ready(axes: Axes, events: Sequence[Event], since: float) -> None:
+    curve = [point for point in ready_groups(events) if point[0] >= since]
+    axes.step([t for t, _ in curve], [count for _, count in curve], where="post", color=COLOURS["training"])
+    axes.set(xlabel="seconds", ylabel="ready groups")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    axes.spines[["top", "right"]].set_visible(False)
