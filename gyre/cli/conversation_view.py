@@ -6,7 +6,7 @@ from rich.text import Text
 from gyre.cli.tables import rich_table
 from gyre.core.errors import ConfigError
 from gyre.dashboard.tables import assessment_sentence, calls_table, outcome_sentence
-from gyre.dashboard.text import decoder, excerpt
+from gyre.dashboard.text import decoder, excerpt, visible
 from gyre.store import RunDir, RunStore
 
 
@@ -27,6 +27,6 @@ def print_execution(console: Console, run: RunDir, store: RunStore, execution_id
         console.print(Text("out  ", style="dim"), Text(excerpt(record.output_ids, decode), style="green"), sep="")
     if outcome is not None:
         console.rule(style="dim")
-        console.print(outcome_sentence(outcome), markup=False)
+        console.print(visible(outcome_sentence(outcome)), markup=False)
     for assessment in store.assessments(execution_id):
-        console.print(assessment_sentence(assessment), markup=False)
+        console.print(visible(assessment_sentence(assessment)), markup=False)

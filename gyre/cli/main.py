@@ -45,6 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", type=Path, metavar="OUT", help="write the summary as JSON")
     inspect.set_defaults(run=_inspect)
 
+    dashboard = commands.add_parser("dashboard", help="web pages and Prometheus metrics of a run")
+    dashboard.add_argument("run_dir", type=Path)
+    dashboard.add_argument("--host", default="127.0.0.1", help="address to serve on; there is no login")
+    dashboard.add_argument("--port", type=int, default=8790, help="0 takes a free one")
+    dashboard.set_defaults(run=_dashboard)
+
     replay = commands.add_parser("replay", help="recorded harness traffic through the real session code")
     replay.add_argument("trace", type=Path, help="JSON lines, one HTTP exchange each")
     replay.add_argument("--harness", required=True, metavar="NAME", help="harness profile")
@@ -114,6 +120,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from gyre.cli.inspect import inspect
 
     return inspect(arguments.run_dir, execution=arguments.execution, json_out=arguments.json)
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from gyre.cli.dashboard import dashboard
+
+    return dashboard(arguments.run_dir, arguments.host, arguments.port)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from gyre.dashboard.facts import Fact
 from gyre.dashboard.tables import Table, executions_table
+from gyre.dashboard.text import visible
 from gyre.store.summary import RunSummary
 
 MAX_EXECUTIONS = 60
@@ -22,7 +23,7 @@ def rich_table(table: Table) -> RichTable:
     for column in table.columns:
         rich.add_column(column.name, justify="left" if column.left else "right")
     for index, row in enumerate(table.rows):
-        rich.add_row(*map(Text, row), style="red" if index in table.bad else None)
+        rich.add_row(*(Text(visible(cell)) for cell in row), style="red" if index in table.bad else None)
     return rich
 
 
@@ -37,5 +38,5 @@ def newest_executions(summary: RunSummary) -> Table:
 def rich_facts(facts: Sequence[Fact]) -> RichTable:
     table = RichTable.grid(padding=(0, 2))
     for fact in facts:
-        table.add_row(fact.name, Text(fact.text, style=TONES[fact.tone]))
+        table.add_row(fact.name, Text(visible(fact.text), style=TONES[fact.tone]))
     return table

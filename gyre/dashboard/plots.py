@@ -69,14 +69,14 @@ def staleness_figure(summary: RunSummary) -> Figure:
         markersize=4,
         label="one group",
     )
-    means = [mean(step.staleness) for step in summary.steps]
+    means = [mean(step.staleness) or 0.0 for step in summary.steps]
     axes.plot([step.step for step in summary.steps], means, color=COLOURS["training"], linewidth=2, label="mean")
     axes.set(xlabel="optimizer step", ylabel="staleness (versions)")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=-0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
+    axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return figure
 
 
@@ -103,7 +103,7 @@ def timeline_figure(events: Sequence[Event], since: float = 0.0) -> Figure:
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
     _draw_water(water, events, since)
     _draw_ready(ready, events, since)
-    roles.set_xlim(left=since)
+    roles.set_xlim(since, max(since + 1, *(event.t for event in events)))
     return figure
 
 
@@ -143,7 +143,7 @@ def _draw_ready(axes: Axes, events: Sequence[Event], since: float) -> None:
     curve = [point for point in ready_groups(events) if point[0] >= since]
     axes.step([t for t, _ in curve], [count for _, count in curve], where="post", color=COLOURS["training"])
     axes.set(xlabel="seconds", ylabel="ready groups")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)

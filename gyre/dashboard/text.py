@@ -1,4 +1,7 @@
-"""Token ids as text, in bounded pieces, with the tokenizer of the policy when it is still where the config says."""
+"""Text of a run for people: token ids decoded in bounded pieces, and nothing that steers a terminal or a page.
+
+Ids are decoded with the tokenizer of the policy when it is still where the config says.
+"""
 
 import tomllib
 from collections.abc import Callable
@@ -10,6 +13,19 @@ from gyre.store import RunDir
 Decode = Callable[[list[int]], str]
 MAX_CHARACTERS = 600
 MAX_IDS = 40
+
+_BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
+_VISIBLE = (
+    {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+    | dict.fromkeys(range(0x7F, 0xA0), 0xFFFD)
+    | dict.fromkeys(_BIDI, 0xFFFD)
+    | {0x7F: 0x2421}
+)
+
+
+def visible(text: str) -> str:
+    """Control characters, and those that change the direction of text, replaced by ones that only show."""
+    return text.translate(_VISIBLE)
 
 
 def decoder(run: RunDir) -> Decode | None:
@@ -35,8 +51,8 @@ def excerpt(ids: list[int], decode: Decode | None) -> str:
     if len(text) > MAX_CHARACTERS:
         half = MAX_CHARACTERS // 2
         text = f"{text[:half]} … ({len(text) - 2 * half} characters) … {text[-half:]}"
-    return text
+    return visible(text)
 
 
 def whole(ids: list[int], decode: Decode | None) -> str:
-    return " ".join(map(str, ids)) if decode is None else decode(ids)
+    return " ".join(map(str, ids)) if decode is None else visible(decode(ids))

@@ -114,7 +114,7 @@ def summarise(events: Iterable[Event], outcomes: Mapping[str, Outcome], trees: M
         joins=_joins(line),
         executions=executions,
         probes=[event for event in line if isinstance(event, PublicationProbed)],
-        broken=[event for event in everything if isinstance(event, InvariantBroken)] + _broken_counters(everything),
+        broken=[event for event in everything if isinstance(event, InvariantBroken)] + broken_counters(everything),
         recovery=[e for e in everything if isinstance(e, ProcessLost | ProcessRestarted | MicroStepsReturned)],
         drift=[event for event in line if isinstance(event, LogprobGapGrew)],
         proxy=proxy_totals([event for event in everything if isinstance(event, ProxySampled)]),
@@ -220,7 +220,7 @@ def _executions(
     return summaries
 
 
-def _broken_counters(events: Sequence[Event]) -> list[InvariantBroken]:
+def broken_counters(events: Sequence[Event]) -> list[InvariantBroken]:
     return [
         InvariantBroken(
             t=event.t,

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gyre.dashboard.plots import moving_mean
 from gyre.cli.progress import Progress, clock, plain_line, sparkline
 from gyre.control.state import ControlView
+from gyre.dashboard.plots import moving_mean
 
 VIEW = ControlView(
     time=372.4,
