@@ -32,10 +32,13 @@ def dashboard(run_dir: Path, host: str, port: int) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # the resolver would take it modulo 65536
+        raise ConfigError(f"--port {port} is no port: choose one from 1 to 65535, or 0 for a free one.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"--host {host} --port {port} cannot be served on ({reason}): choose another one.") from error
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be served on ({error.strerror}): choose another one."
+        ) from error

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from gyre.core.events import Event, Published, StepDone
+from gyre.dashboard.text import visible
 from gyre.store.journal import surviving
 from gyre.store.summary import RunSummary, mean
 from gyre.store.timeline import Activity, ready_groups, role_spans, waterlevels
@@ -48,7 +49,7 @@ def reward_figure(summary: RunSummary) -> Figure:
             steps, moving_mean(rewards, half), color=COLOURS["rollout"], linewidth=2, label=f"mean of {2 * half + 1}"
         )
     axes.set(xlabel="optimizer step", ylabel="mean reward")
-    axes.set_title(f"Reward of {summary.run_id}", parse_math=False)
+    axes.set_title(f"Reward of {visible(summary.run_id)}", parse_math=False)
     axes.set_ylim(min(0.0, *rewards, 0.0) - 0.03, max(1.0, *rewards, 1.0) + 0.03)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
