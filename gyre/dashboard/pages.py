@@ -27,7 +27,7 @@ DEEPEST = 12
 """Columns that the tree is indented by at most."""
 TOKENS = 2000
 """Of one page of a call."""
-RELOAD_S = 10
+RELOAD_S = 20
 RUNNING = "running"
 OUTCOMES = (RUNNING, *(validity.value for validity in Validity))
 

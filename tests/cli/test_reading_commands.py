@@ -15,6 +15,7 @@ from gyre.cli.export import export
 from gyre.cli.inspect import inspect
 from gyre.cli.report import final_report
 from gyre.core.errors import ConfigError
+from gyre.core.events import ProcessLost
 from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validity
 from gyre.store import RunDir
 
@@ -79,6 +80,15 @@ def test_inspect_prints_the_run(run: RunDir, screen: Console) -> None:
     assert "1 main (3), 1 sub-agent (1)" in text
     assert "all held" in text
     assert sorted(path.name for path in run.root.iterdir()) == before
+
+
+def test_what_a_run_holds_steers_no_terminal(run: RunDir, screen: Console) -> None:
+    with run.open_store() as store:
+        store.append(ProcessLost(t=99.0, name="[bold]x", detail="[/red] \x1b]0;title\x07 \u202e"))
+    assert inspect(run.root) == 0
+    text = screen.export_text()
+    assert "[bold]x" in text
+    assert "lost: [/red] ␛]0;title␇ �" in text
 
 
 def test_inspect_writes_json(run: RunDir, tmp_path: Path, screen: Console) -> None:

@@ -62,6 +62,21 @@ def test_events_come_back_typed_and_in_order(path: Path) -> None:
     assert kinds == [("run_started", 0.0), ("ledger", 1.5), ("group_ready", 2.0)]
 
 
+def test_a_reader_asks_for_what_is_new(path: Path) -> None:
+    with RunStore(path) as store:
+        reader = RunStore(path, read_only=True)
+        assert reader.events_after(0) == ([], 0)
+        store.append(EVENTS[0])
+        seen, row = reader.events_after(0)
+        assert seen == EVENTS[:1]
+        for event in EVENTS[1:]:
+            store.append(event)
+        assert reader.events_after(row)[0] == EVENTS[1:]
+        assert reader.events_after(reader.events_after(row)[1])[0] == []
+        store.put_record(record())
+        assert (reader.record_count("0-0"), reader.record_count("0-1")) == (1, 0)
+
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 

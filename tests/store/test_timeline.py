@@ -6,9 +6,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthetic_journal import K, journal
 
-from gyre.core.events import ExecutionClosed, ExecutionStarted, LedgerSampled, RunStarted, TransitionFinished
+from gyre.core.events import (
+    ExecutionClosed,
+    ExecutionStarted,
+    GroupReady,
+    LedgerSampled,
+    RunStarted,
+    StepDone,
+    TransitionFinished,
+)
 from gyre.store.journal import on_one_axis
-from gyre.store.timeline import role_spans, seconds_by_role, waterlevels
+from gyre.store.timeline import ready_groups, role_spans, seconds_by_role, waterlevels
 
 
 @settings(max_examples=25, deadline=None)
@@ -62,3 +70,14 @@ def test_waterlevel_falls_with_every_end_between_samples() -> None:
     )
     levels = waterlevels([started, sample, started, closed])
     assert [(level.t, level.waterlevel, level.running) for level in levels] == [(0.0, 4, 0), (1.0, 4, 1), (2.0, 3, 0)]
+
+
+def test_ready_groups_wait_for_their_step_and_come_back_when_it_is_lost() -> None:
+    events = [event for event in journal(4) if isinstance(event, RunStarted | GroupReady | StepDone)]
+    curve = ready_groups(events)
+    assert len(curve) == len(events) + 1
+    assert curve[-1][1] == 0
+    assert min(count for _, count in curve) == 0
+    resumed = [*events, RunStarted(t=99.0, run_id="r", resumed_from=2), events[-1]]
+    assert [count for _, count in ready_groups(resumed)[-2:]] == [4, 2]
+    assert ready_groups([]) == []
