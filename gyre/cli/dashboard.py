@@ -1,4 +1,4 @@
-"""`gyre dashboard RUN`: serves the pages of a run until Ctrl-C."""
+"""`gyre dashboard RUN`: serves the pages of a run until Ctrl-C, or writes its steps for TensorBoard."""
 
 import ipaddress
 import socket
@@ -8,6 +8,7 @@ import uvicorn
 
 from gyre.core.errors import ConfigError
 from gyre.dashboard.app import make_app
+from gyre.dashboard.tensorboard import write
 from gyre.dashboard.view import RunView
 from gyre.store import RunDir
 
@@ -28,6 +29,12 @@ def dashboard(run_dir: Path, host: str, port: int) -> int:
         app, ws="none", lifespan="off", log_level="warning", server_header=False, timeout_graceful_shutdown=1
     )
     uvicorn.Server(settings).run(sockets=[listening])
+    return 0
+
+
+def write_tensorboard(run_dir: Path, directory: Path) -> int:
+    steps = write(RunView(RunDir.open(run_dir)).snapshot().summary, directory)
+    print(f"{steps} steps are in {directory}: tensorboard --logdir {directory}")
     return 0
 
 

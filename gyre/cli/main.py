@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     dashboard.add_argument("run_dir", type=Path)
     dashboard.add_argument("--host", default="127.0.0.1", help="address to serve on; there is no login")
     dashboard.add_argument("--port", type=int, default=8790, help="0 takes a free one")
+    dashboard.add_argument("--tensorboard", type=Path, metavar="DIR", help="write the steps as scalars, and end")
     dashboard.set_defaults(run=_dashboard)
 
     replay = commands.add_parser("replay", help="recorded harness traffic through the real session code")
@@ -123,8 +124,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
-    from gyre.cli.dashboard import dashboard
+    from gyre.cli.dashboard import dashboard, write_tensorboard
 
+    if arguments.tensorboard is not None:
+        return write_tensorboard(arguments.run_dir, arguments.tensorboard)
     return dashboard(arguments.run_dir, arguments.host, arguments.port)
 
 
