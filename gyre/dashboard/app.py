@@ -1,7 +1,7 @@
 """The dashboard as a Starlette app: HTML pages, SVG charts and `/metrics` of one run directory. GET only, no state.
 
 Templates escape everything that they are given; the policy below forbids scripts and whatever is not served from here.
-Endpoints are plain functions, which Starlette runs in threads: reading and drawing hold nobody up.
+Endpoints are plain functions, which Starlette runs in threads: none holds up the event loop.
 """
 
 from collections.abc import Callable, Mapping

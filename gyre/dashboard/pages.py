@@ -81,7 +81,7 @@ def execution(view: RunView, request: Request) -> dict[str, Any]:
     name, found = _execution(view, request)
     lines = tree_lines(found.records)
     records, pager = _page(found.records, CALLS, request)
-    decode = view.decode()
+    decode = view.decode
     return _base(view) | {
         "execution": name,
         "outcome": None if found.outcome is None else tables.outcome_sentence(found.outcome),
@@ -106,7 +106,7 @@ def call(view: RunView, request: Request) -> dict[str, Any]:
     seq_of = {record.call_id: record.seq for record in found.records}
     tokens = [("in", token) for token in record.delta_ids] + [("out", token) for token in record.output_ids]
     some, pager = _page(tokens, TOKENS, request)
-    decode = view.decode()
+    decode = view.decode
     parts = [(kind, [token for of, token in some if of == kind]) for kind in ("in", "out")]
     return _base(view) | {
         "execution": name,

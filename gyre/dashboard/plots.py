@@ -123,7 +123,8 @@ def _mark_steps(axes: Axes, line: Sequence[Event]) -> None:
         if step.step % every == 0:
             axes.text(step.t, 1.06, str(step.step), transform=above, ha="center", va="bottom", fontsize=7)
     published = [event.t for event in line if isinstance(event, Published)]
-    axes.plot(published, [1.03] * len(published), "v", color="black", markersize=4, transform=above, clip_on=False)
+    if published:  # nothing, outside of the axes, has an extent that the layout cannot use
+        axes.plot(published, [1.03] * len(published), "v", color="black", markersize=4, transform=above, clip_on=False)
 
 
 def _draw_water(axes: Axes, events: Sequence[Event], since: float) -> None:

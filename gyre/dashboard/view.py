@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cached_property
 
 import msgspec
 from matplotlib.figure import Figure
@@ -49,16 +50,21 @@ class RunView:
         """Raises ConfigError when the run's database cannot be read by this Gyre."""
         self.run = run
         self.store = run.open_store(read_only=True)
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._drawing = threading.Lock()
         self._raw: list[Event] = []
         self._snapshot: Snapshot | None = None
         self._trees: dict[str, tuple[int, TreeSummary]] = {}
         self._charts: dict[str, tuple[int, bytes]] = {}
-        self._decoder: list[Decode | None] = []
 
     def snapshot(self) -> Snapshot:
-        with self._lock:
-            return self._read()
+        with self._reading:
+            new, row = self.store.events_after(self._snapshot.row if self._snapshot else 0)
+            if self._snapshot is None or new:
+                self._raw += new
+                summary = summarise(self._raw, self.store.outcomes(), {})
+                self._snapshot = Snapshot(row=row, events=on_one_axis(self._raw), summary=summary)
+            return self._snapshot
 
     def with_trees(self, executions: list[ExecutionSummary]) -> list[ExecutionSummary]:
         """Reads the records only of executions that have made another call since their tree was last asked for."""
@@ -82,19 +88,18 @@ class RunView:
         """SVG of one of `charts`; None for any other name."""
         if name not in self.charts():
             return None
-        with self._lock:  # matplotlib shares caches between figures
-            snapshot = self._read()
+        with self._drawing:  # matplotlib shares caches between figures
+            snapshot = self.snapshot()
             row, drawn = self._charts.get(name, (-1, b""))
             if row != snapshot.row:
                 drawn = plots.svg(_CHARTS[name][1](snapshot))
                 self._charts[name] = (snapshot.row, drawn)
             return drawn
 
+    @cached_property
     def decode(self) -> Decode | None:
-        with self._lock:
-            if not self._decoder:
-                self._decoder.append(decoder(self.run))
-            return self._decoder[0]
+        """Token ids → text; None when the tokenizer is not there."""
+        return decoder(self.run)
 
     def explanation(self) -> list[str]:
         """The scheduler's config in paragraphs, or one sentence that says why this Gyre cannot explain it."""
@@ -110,15 +115,6 @@ class RunView:
         log = self.run.database.with_name(self.run.database.name + "-wal")
         changed = max(path.stat().st_mtime for path in (self.run.database, log) if path.exists())
         return datetime.fromtimestamp(changed, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-    def _read(self) -> Snapshot:
-        new, row = self.store.events_after(self._snapshot.row if self._snapshot else 0)
-        if self._snapshot is None or new:
-            self._raw += new
-            events = on_one_axis(self._raw)
-            summary = summarise(self._raw, self.store.outcomes(), {})
-            self._snapshot = Snapshot(row=row, events=events, summary=summary)
-        return self._snapshot
 
     def _tree(self, execution_id: str) -> TreeSummary:
         calls = self.store.record_count(execution_id)

@@ -270,3 +270,16 @@ def test_lines_of_a_tree_hold_every_call_once() -> None:
     assert [len(line.calls) for line in tree_lines(chain)] == [3000]
     other_role = [call(0, None), call(1, 0, RoleClass.MAIN_SUMMARY, shared=4), call(2, 0, shared=4)]
     assert [[record.seq for record in line.calls] for line in tree_lines(other_role)] == [[0, 2], [1]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("length", [2, 3, 12, 40, 60])
+def test_charts_can_be_drawn_from_the_first_events_on(tmp_path: Path, length: int) -> None:
+    run = RunDir.create(tmp_path / "run", "")
+    with run.open_store() as store:
+        for event in journal(4)[:length]:
+            store.append(event)
+    view = RunView(run)
+    for name in view.charts():
+        assert view.chart(name)
+    assert ("timeline" in view.charts()) == (length > 5)
