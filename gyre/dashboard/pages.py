@@ -187,8 +187,9 @@ def _indent(line: TreeLine) -> str:
 
 
 def _place(line: TreeLine) -> str:
+    never = "" if line.calls[0].trainable else ", never a target"
     if line.parent_seq is None:
-        return "root"
+        return f"root{never}"
     if line.leaves_at is None:
-        return f"continues call {line.parent_seq}"
-    return f"leaves call {line.parent_seq} after {line.leaves_at} tokens"
+        return f"continues call {line.parent_seq}{never}"
+    return f"leaves call {line.parent_seq} after {line.leaves_at} tokens{never}"

@@ -8,7 +8,7 @@ from gyre.core.records import CallRecord
 
 
 class TreeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive calls that each continue the whole path of the one before, in one role class."""
+    """Calls that each continue the whole path of the one before, in one role class, all targets or none."""
 
     depth: int
     """0 for roots; a branch is one deeper than the line it leaves."""
@@ -38,19 +38,25 @@ def tree_lines(records: Sequence[CallRecord]) -> list[TreeLine]:
         while True:
             tip = calls[-1]
             later = children.get(tip.call_id, [])
-            onward = next((c for c in later if c.prefix_len == end[tip.call_id] and c.role is head.role), None)
+            onward = next(
+                (child for child in later if child.prefix_len == end[tip.call_id] and _alike(child, head)), None
+            )
             branches += [child for child in later if child is not onward]
             if onward is None:
                 break
             calls.append(onward)
-        whole = head.parent is None or head.prefix_len == end[head.parent]
+        inside = head.parent is not None and head.prefix_len < end[head.parent]
         lines.append(
             TreeLine(
                 depth=depth,
                 calls=calls,
-                leaves_at=None if whole else head.prefix_len,
+                leaves_at=head.prefix_len if inside else None,
                 parent_seq=None if head.parent is None else seq_of[head.parent],
             )
         )
         waiting += [(branch, depth + 1) for branch in reversed(branches)]
     return lines
+
+
+def _alike(one: CallRecord, other: CallRecord) -> bool:
+    return one.role is other.role and one.trainable is other.trainable

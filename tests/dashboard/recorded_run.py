@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -48,6 +49,7 @@ CALLS = [
     call(2, 0, shared=3),
     call(3, 1, shared=8),
     call(4, None, RoleClass.SUB_AGENT),
+    msgspec.structs.replace(call(5, 3, shared=12), trainable=False),
 ]
 
 
@@ -72,7 +74,7 @@ def hostile_events() -> list[Event]:
 
 
 def make_run(root: Path) -> RunDir:
-    """Four steps, then a resumption; "0-0" has five calls in three branches, "9-1" still runs."""
+    """Four steps, then a resumption; "0-0" has six calls in four lines, "9-1" still runs."""
     policy = root.parent / "policy"
     policy.mkdir()
     words = {HOSTILE: 0, "beta": 1, "gamma": 2, "delta": 3}

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from recorded_run import CALLS, HOSTILE, call, make_run
 from starlette.testclient import TestClient
@@ -113,6 +114,7 @@ def test_an_execution_is_shown_call_by_call(client: TestClient) -> None:
     assert "└── main call 2 (1, 2 tokens out), leaves call 0 after 3 tokens" in text
     assert "gamma delta" in text
     assert "reward 0.750" in text
+    assert "└── main call 5 (1, 2 tokens out), continues call 3, never a target" in text
     one = page(client, "/executions/0-0/calls/3")
     assert "The prompt begins with 8 tokens of call 1." in " ".join(one.text.split())
     assert "/executions/0-0/calls/1" in one.links()
@@ -260,16 +262,19 @@ def test_an_event_of_a_newer_gyre_is_one_sentence(run: RunDir, client: TestClien
 
 def test_lines_of_a_tree_hold_every_call_once() -> None:
     lines = tree_lines(CALLS)
-    assert [[record.seq for record in line.calls] for line in lines] == [[0, 1, 3], [2], [4]]
+    assert [[record.seq for record in line.calls] for line in lines] == [[0, 1, 3], [2], [5], [4]]
     assert [(line.depth, line.parent_seq, line.leaves_at) for line in lines] == [
         (0, None, None),
         (1, 0, 3),
+        (1, 3, None),
         (0, None, None),
     ]
     chain = [call(0, None), *(call(n, n - 1, shared=4 * n) for n in range(1, 3000))]
     assert [len(line.calls) for line in tree_lines(chain)] == [3000]
     other_role = [call(0, None), call(1, 0, RoleClass.MAIN_SUMMARY, shared=4), call(2, 0, shared=4)]
     assert [[record.seq for record in line.calls] for line in tree_lines(other_role)] == [[0, 2], [1]]
+    orphan = msgspec.structs.replace(call(1, 0, shared=4), trainable=False)
+    assert [[record.seq for record in line.calls] for line in tree_lines([call(0, None), orphan])] == [[0], [1]]
 
 
 @pytest.mark.filterwarnings("error")
