@@ -4,14 +4,14 @@
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from gyre.core.errors import ConfigError
 from gyre.engines.local.config import LocalEngineConfig
-from gyre.engines.sglang.config import CONTEXT_RESERVE, SglangEngineConfig
+from gyre.engines.sglang.config import CONTEXT_RESERVE, SenderConfig, SglangEngineConfig
 from gyre.transport.section import TransportSection
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -25,6 +25,7 @@ class LocalSection(
     entry: ClassVar[str] = "gyre.engines.local.worker:main"
     start_timeout_s: ClassVar[float] = 120.0
     gpus: ClassVar[int] = 0
+    sender_gpu: ClassVar[str] = ""
 
     kv_blocks: Positive = 2048
     page_size: Positive = 16
@@ -57,11 +58,16 @@ class LocalSection(
             threads=self.threads,
         )
 
+    def sender_config(self, transport_root: str, transport: TransportSection) -> SenderConfig | None:  # noqa: ARG002
+        """The engine maps each snapshot itself."""
+        return None
+
 
 class SglangSection(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="sglang"
 ):
-    """One SGLang server per engine, started by its worker. The fields are those of `SglangEngineConfig`."""
+    """One SGLang server per engine, started by its worker. The fields are those of `SglangEngineConfig`, and of
+    `SenderConfig`."""
 
     entry: ClassVar[str] = "gyre.engines.sglang.worker:main"
     start_timeout_s: ClassVar[float] = 660.0
@@ -75,6 +81,12 @@ class SglangSection(
     max_requests: Positive = 64
     stream_interval: Positive = 8
     args: dict[str, str | int | float | bool] = {}
+    weights: Literal["snapshot", "broadcast"] = "snapshot"
+    """How published weights reach the server: it loads the snapshot's file, or a sender broadcasts it to its ranks."""
+    sender_gpu: str = ""
+    """The GPU that senders broadcast from over NCCL, named like `devices.ids` and not among them. Without one they send
+    from host memory over gloo."""
+    sender_host: str = "127.0.0.1"
 
     @property
     def gpus(self) -> int:
@@ -89,6 +101,12 @@ class SglangSection(
                 f"engine.kv_tokens = {self.kv_tokens} holds less than one context of "
                 f"rollout.max_context = {max_context} tokens; at least {needed} are needed"
             )
+        if self.sender_gpu and (self.device != "cuda" or self.weights != "broadcast"):
+            raise ConfigError(
+                f'engine.sender_gpu = "{self.sender_gpu}" needs engine.weights = "broadcast" and engine.device = "cuda"'
+            )
+        if self.weights == "broadcast":
+            self._require_tensor_parallel()
 
     def worker_config(
         self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
@@ -108,6 +126,22 @@ class SglangSection(
             seed=seed,
             args=self.args,
         )
+
+    def sender_config(self, transport_root: str, transport: TransportSection) -> SenderConfig | None:
+        """Of the process beside each engine; None when there is none."""
+        if self.weights == "snapshot":
+            return None
+        return SenderConfig(
+            transport_root=transport_root, device="cuda" if self.sender_gpu else "cpu", host=self.sender_host
+        )
+
+    def _require_tensor_parallel(self) -> None:
+        for key in ("pp-size", "pipeline-parallel-size", "dp-size", "data-parallel-size"):
+            if self.args.get(key, 1) != 1:
+                raise ConfigError(
+                    f'engine.args.{key} = {self.args[key]} needs engine.weights = "snapshot": '
+                    "SGLang takes a broadcast on tensor-parallel ranks only"
+                )
 
 
 EngineSection = LocalSection | SglangSection

@@ -67,7 +67,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Directory in shared memory under which every process of the run publishes."""
     transport: TransportSection = ShmSection()
     store: str
-    """host:port of the rendezvous store that the controller serves (`groups.StoreServer`)."""
+    """host:port of the rendezvous store that the controller serves (`transport.rendezvous.StoreServer`)."""
     host: str = "127.0.0.1"
     """Address at which the other cells reach this one."""
     rank: int = 0

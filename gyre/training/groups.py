@@ -12,7 +12,6 @@ gradients are summed bucket by bucket, so that the memory this takes does not gr
 import contextlib
 import math
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,32 +21,12 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from gyre.core.errors import ConfigError, GroupBroken
+from gyre.core.errors import GroupBroken
+from gyre.transport.rendezvous import cause
 
 BUCKET_BYTES = 64 << 20
 IN_FLIGHT = 2
 """Buckets under way at a time: one travels while the next is made."""
-
-
-class StoreServer:
-    """The rendezvous store, served by the controller for as long as this object lives. Listens on `host` only."""
-
-    def __init__(self, host: str) -> None:
-        with socket.create_server((host, 0)) as listener:
-            self.address = f"{host}:{listener.getsockname()[1]}"
-            port = listener.getsockname()[1]
-            self._store = c10d.TCPStore(
-                host, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
-            )
-
-
-def connect_store(address: str, timeout_s: float) -> c10d.TCPStore:
-    """A client of the store at host:port. Raises ConfigError when nobody serves it."""
-    host, _, port = address.rpartition(":")
-    try:
-        return c10d.TCPStore(host, int(port), wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"no rendezvous store answers at {address!r}: {error}") from error
 
 
 class PrefixGroups:
@@ -93,7 +72,7 @@ class PrefixGroups:
             self._drop((generation, members))
             raise GroupBroken(
                 f"cell {self._cell} waited {time.monotonic() - started:.1f} s for the gradients of cells "
-                f"0..{members - 1} in generation {generation}: {_cause(error)}"
+                f"0..{members - 1} in generation {generation}: {cause(error)}"
             ) from error
 
     def _reduce(self, group: Any, tensors: Sequence[torch.Tensor]) -> None:
@@ -198,9 +177,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
         if before is not None:
             os.environ[name] = before
-
-
-def _cause(error: RuntimeError) -> str:
-    """Torch's message without its source location and advice."""
-    text = str(error).splitlines()[0]
-    return text.split("] ", 1)[-1].split(" This is typically", 1)[0]

@@ -19,7 +19,7 @@ from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.training import checkpoint, micro, shares
 from gyre.training.base import MicroStepResult, StepStats
 from gyre.training.config import TrainerConfig
-from gyre.training.groups import PrefixGroups, connect_store
+from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
 from gyre.training.megatron.adam import Adam
 from gyre.training.megatron.pack import Pack
@@ -28,6 +28,7 @@ from gyre.training.pipeline import Pipeline, Stage
 from gyre.trajectory.microstep import MicroStep, Row
 from gyre.transport import experts
 from gyre.transport.base import WeightRef, WeightTransport
+from gyre.transport.rendezvous import connect_store
 
 STORE_TIMEOUT_S = 60.0
 """How long a rank waits for the store and for the other ranks of its cell at start."""

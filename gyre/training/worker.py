@@ -18,11 +18,11 @@ from gyre.rpc.service import Method, methods
 from gyre.training.base import MicroStepResult, StepStats, Trainer
 from gyre.training.commands import Command, CommandStream
 from gyre.training.config import TrainerConfig
-from gyre.training.groups import connect_store
 from gyre.training.megatron import parallel
 from gyre.training.trainer import STORE_TIMEOUT_S, MegatronTrainer
 from gyre.trajectory.microstep import MicroStep
 from gyre.transport.base import WeightRef
+from gyre.transport.rendezvous import connect_store
 from gyre.transport.section import open_transport
 
 CODECS: dict[str, Method] = {method.name: method for method in methods(Trainer)}

@@ -25,8 +25,8 @@ from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.base import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, ParallelConfig
-from gyre.training.groups import StoreServer
 from gyre.training.objective import ObjectiveConfig
+from gyre.transport.rendezvous import StoreServer
 
 VOCABULARY = 128
 GROUP_TIMEOUT_S = 8.0

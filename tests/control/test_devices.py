@@ -78,6 +78,15 @@ async def test_without_devices_nothing_sees_a_gpu(tmp_path: Path) -> None:
     assert set((await seen(config([]), tmp_path)).values()) == {""}
 
 
+async def test_a_weight_sender_has_a_device_of_its_own(tmp_path: Path) -> None:
+    run = config(list("01234567"))
+    engine = SglangSection(python="python", tensor=2, weights="broadcast", sender_gpu="8")
+    found = await seen(msgspec.structs.replace(run, engine=engine), tmp_path)
+    assert (found["engine-1"], found["engine-1-sender"], found["engine-pool2-sender"]) == ("2,3", "8", "8")
+    with pytest.raises(ConfigError, match=r'sender_gpu = "8" is in devices\.ids'):
+        msgspec.structs.replace(config(list("012345678")), engine=engine).placement()
+
+
 def test_too_few_devices_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"devices\.ids lists 7 devices and the cells and pool engines need 8"):
         config(list("0123456")).placement()

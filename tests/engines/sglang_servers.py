@@ -2,17 +2,25 @@
 
 import contextlib
 import hashlib
+import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from contract import CONTEXT, Rig, tiny_model
 
+from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
-from gyre.engines.sglang.config import SglangEngineConfig
+from gyre.engines.sglang.config import SenderConfig, SglangEngineConfig
 from gyre.engines.sglang.engine import SglangEngine
+from gyre.engines.sglang.publication import FromDisk, Publication
+from gyre.engines.sglang.sender import Sender, WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
+from gyre.launch.base import ProcessSpec
+from gyre.launch.local import LocalLauncher
+from gyre.rpc import connect
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
 
@@ -32,16 +40,54 @@ def cpu_config(model_dir: str, root: str, **changes) -> SglangEngineConfig:
     return SglangEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | sizes | changes))
 
 
+BUCKET = 100_000
+"""Bytes: the tiny model has several buckets, and a tensor that is larger than one."""
+
+
+def publication(
+    way: str, client: SglangClient, models: ModelDirs, transport: ShmTransport, ranks: int = 1, timeout_s: float = 60.0
+) -> Publication:
+    """`way` is "snapshot", or "broadcast" with a sender in this process."""
+    if way == "snapshot":
+        return FromDisk(client, models, transport)
+    config = SenderConfig(transport_root=str(transport.root), bucket_bytes=BUCKET, step_timeout_s=timeout_s)
+    return Broadcast(client, models, Sender(config, transport), ranks, timeout_s)
+
+
+class SenderProcess:
+    """`WeightSender` in a process; `start` puts a new one in the place of the last."""
+
+    def __init__(self, config: SenderConfig, launcher: LocalLauncher, closing: contextlib.AsyncExitStack) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._closing = closing
+
+    async def start(self) -> None:
+        spec = ProcessSpec(
+            name=f"sender-{uuid.uuid4().hex[:8]}",
+            entry="gyre.engines.sglang.sender:main",
+            config=msgspec.Raw(msgspec.json.encode(self._config)),
+        )
+        self.process = await self._launcher.start(spec)
+        connection = connect(WeightSender, self.process.address, self._launcher.secret)
+        self._closing.push_async_callback(connection.close)
+        self._stub = connection.stub
+
+    def __getattr__(self, name: str):
+        return getattr(self._stub, name)
+
+
 @contextlib.asynccontextmanager
-async def running(config: SglangEngineConfig, private: Path):
+async def running(config: SglangEngineConfig, private: Path, way: str = "snapshot"):
     """Yields (rig, client) of an engine in this process over a server of its own."""
     transport = ShmTransport(config.transport_root)
-    models = ModelDirs(config.model_dir, private / "models", transport)
+    models = ModelDirs(config.model_dir, private / "models")
     async with serving(config, models.serving(), private) as server:
         client = SglangClient(server.url, server.secret, control_timeout_s=60.0)
-        engine = SglangEngine(client, models, config.max_context, control_timeout_s=60.0)
+        path = publication(way, client, models, transport, config.tensor)
+        engine = SglangEngine(client, models, path, config.max_context, control_timeout_s=60.0)
         yield Rig(engine, transport, grain=1, sees_kv=False), client
-        await client.close()
+        await client.aclose()
 
 
 def server_parameters(model: torch.nn.Module, rank: int, ranks: int) -> dict[str, torch.Tensor]:

@@ -5,13 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gyre.control.live.processes import SENDER_ENTRY
 from gyre.core.config import decode, dump
 from gyre.core.errors import ConfigError
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection, SglangSection
-from gyre.engines.sglang.config import SglangEngineConfig
+from gyre.engines.sglang.config import SenderConfig, SglangEngineConfig
 from gyre.launch.worker import load_entry
-from gyre.transport.section import MooncakeSection
+from gyre.transport.section import MooncakeSection, ShmSection
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,8 +35,34 @@ def test_a_section_becomes_the_config_of_its_worker(section, config_type):
     assert load_entry(section.entry)[1] is config_type is type(config)
     assert config.transport == MooncakeSection()
     assert (config.model_dir, config.transport_root, config.max_context, config.seed) == ("/model", "/dev/shm/x", 64, 5)
-    for name in section.__struct_fields__:
+    for name in set(section.__struct_fields__) - {"weights", "sender_gpu", "sender_host"}:
         assert getattr(config, name) == getattr(section, name)
+
+
+def test_a_broadcast_needs_a_sender_and_a_snapshot_none():
+    section = SglangSection(python="p", weights="broadcast", sender_host="10.0.0.1", sender_gpu="7")
+    section.require(64)
+    assert load_entry(SENDER_ENTRY)[1] is SenderConfig
+    found = section.sender_config("/dev/shm/x", MooncakeSection())
+    assert found == SenderConfig(
+        transport_root="/dev/shm/x", transport=MooncakeSection(), host="10.0.0.1", device="cuda"
+    )
+    assert SglangSection(python="p").sender_config("/dev/shm/x", ShmSection()) is None
+    assert LocalSection().sender_config("/dev/shm/x", ShmSection()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"args": {"pp-size": 2}}, "pp-size = 2"),
+        ({"args": {"data-parallel-size": 2}}, "data-parallel-size = 2"),
+        ({"sender_gpu": "7", "device": "cpu"}, "engine.device"),
+        ({"sender_gpu": "7", "weights": "snapshot"}, "engine.weights"),
+    ],
+)
+def test_a_broadcast_that_cannot_work_is_refused(changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        SglangSection(**({"python": "p", "weights": "broadcast"} | changes)).require(64)
 
 
 def test_kind_chooses_and_survives_the_effective_configuration():
@@ -52,6 +79,7 @@ def test_kind_chooses_and_survives_the_effective_configuration():
         ({"kind": "sglang"}, "python"),
         ({"kind": "local", "tensor": 2}, "tensor"),
         ({"kind": "local", "kv_blocks": 0}, "kv_blocks"),
+        ({"kind": "sglang", "python": "p", "weights": "pigeon"}, "weights"),
     ],
 )
 def test_wrong_sections_are_refused_by_name(engine, reason):

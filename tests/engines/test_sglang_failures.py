@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from contract import Answer, Rig, ask, prompt, request, until
 from scripted_sglang import scripted, tokens
-from sglang_servers import cpu_config, save_tiny_model
+from sglang_servers import cpu_config, publication, save_tiny_model
 
 from gyre.core.errors import (
     ConfigError,
@@ -29,16 +29,20 @@ def model_dir(tmp_path_factory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
+def from_disk(client, model_dir, tmp_path, transport, timeout_s: float) -> SglangEngine:
+    models = ModelDirs(model_dir, tmp_path / "models")
+    return SglangEngine(client, models, publication("snapshot", client, models, transport), 512, timeout_s)
+
+
 @pytest.fixture
 async def script(model_dir, tmp_path):
     async with scripted() as (script, url):
         transport = ShmTransport(str(tmp_path / "weights"))
         client = SglangClient(url, "secret", control_timeout_s=5.0)
-        models = ModelDirs(model_dir, tmp_path / "models", transport)
-        script.rig = Rig(SglangEngine(client, models, 512, 5.0), transport, grain=1, sees_kv=False)
+        script.rig = Rig(from_disk(client, model_dir, tmp_path, transport, 5.0), transport, grain=1, sees_kv=False)
         await script.rig.engine.update_weights(script.rig.publish(1))
         yield script
-        await client.close()
+        await client.aclose()
 
 
 async def test_a_server_that_refuses_an_update_leaves_the_engine_without_weights(script):
@@ -129,7 +133,7 @@ async def test_requests_that_do_not_end_are_reported(model_dir, tmp_path):
     async with scripted() as (script, url):
         transport = ShmTransport(str(tmp_path / "weights"))
         client = SglangClient(url, "secret", control_timeout_s=0.3)
-        engine = SglangEngine(client, ModelDirs(model_dir, tmp_path / "models", transport), 512, 0.3)
+        engine = from_disk(client, model_dir, tmp_path, transport, 0.3)
         rig = Rig(engine, transport, grain=1, sees_kv=False)
         await engine.update_weights(rig.publish(1))
         script.events, script.wait_for_abort, script.deaf = [tokens(1)], True, True
@@ -142,16 +146,16 @@ async def test_requests_that_do_not_end_are_reported(model_dir, tmp_path):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         script.aborted.set()
-        await client.close()
+        await client.aclose()
 
 
 async def test_a_server_that_is_gone_is_lost(model_dir, tmp_path):
     transport = ShmTransport(str(tmp_path / "weights"))
     client = SglangClient("http://127.0.0.1:9", "secret", control_timeout_s=5.0)
-    rig = Rig(SglangEngine(client, ModelDirs(model_dir, tmp_path / "models", transport), 512, 5.0), transport, grain=1)
+    rig = Rig(from_disk(client, model_dir, tmp_path, transport, 5.0), transport, grain=1)
     with pytest.raises(PeerLost, match="flush_cache"):
         await rig.engine.update_weights(rig.publish(1))
-    await client.close()
+    await client.aclose()
 
 
 async def test_an_interpreter_that_ends_at_once_is_reported(model_dir, tmp_path):
@@ -175,7 +179,7 @@ def test_the_secret_is_not_on_the_command_line_and_the_server_is_local(model_dir
 
 def test_a_directory_without_weights_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="safetensors"):
-        ModelDirs(str(tmp_path), tmp_path / "models", ShmTransport(str(tmp_path / "weights")))
+        ModelDirs(str(tmp_path), tmp_path / "models")
 
 
 @pytest.mark.parametrize("change", [{"tensor": 0}, {"kv_tokens": 512}, {"stream_interval": 0}])

@@ -8,9 +8,9 @@ import torch
 from training_cases import make_model, trainer_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from gyre.training.groups import StoreServer
 from gyre.training.megatron import parallel
 from gyre.training.trainer import MegatronTrainer
+from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 
 

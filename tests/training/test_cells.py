@@ -19,9 +19,9 @@ from gyre.rpc import Connection, connect
 from gyre.training import worker
 from gyre.training.base import Trainer
 from gyre.training.config import TrainerConfig
-from gyre.training.groups import StoreServer
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
+from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 
 NEVER_CLIP = ObjectiveConfig(clip_low=0.0, clip_high=1e9)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch._C import _distributed_c10d as c10d
 
 from gyre.core.errors import GroupBroken
-from gyre.training.groups import PrefixGroups, StoreServer, buckets, connect_store
+from gyre.training.groups import PrefixGroups, buckets
+from gyre.transport.rendezvous import StoreServer, connect_store
 
 CELLS = 3
 CPU = torch.device("cpu")

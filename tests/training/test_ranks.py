@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.training import worker
 from gyre.training.config import ParallelConfig, TrainerConfig
-from gyre.training.groups import StoreServer
 from gyre.training.objective import ObjectiveConfig
 from gyre.trajectory.microstep import ExecutionRows
+from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 
 pytestmark = pytest.mark.live

@@ -12,11 +12,11 @@ from training_cases import make_executions, make_model, micro_step, rank_process
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
-from gyre.training.groups import StoreServer
 from gyre.training.megatron import parallel
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
 from gyre.trajectory.microstep import MicroStep
+from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 
 pytestmark = pytest.mark.live

@@ -20,10 +20,10 @@ from gyre.core.errors import (
 from gyre.training import checkpoint
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.export import export_hf
-from gyre.training.groups import StoreServer
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport.base import WeightRef
+from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 
 

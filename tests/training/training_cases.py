@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from gyre.training.config import OptimizerConfig, TrainerConfig
-from gyre.training.groups import StoreServer
 from gyre.training.megatron.replica import Replica
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
+from gyre.transport.rendezvous import StoreServer
 
 VOCABULARY = 256
 SIZES = {

@@ -132,8 +132,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     devices: DevicesSection = DevicesSection()
 
     def placement(self) -> Placement:
-        """Raises ConfigError when the devices are too few."""
+        """Raises ConfigError when the devices are too few, or a weight sender has one of them."""
         scheduler, engine = self.scheduler, self.engine.gpus
+        if self.engine.sender_gpu in self.devices.ids:
+            raise ConfigError(
+                f'engine.sender_gpu = "{self.engine.sender_gpu}" is in devices.ids: NCCL takes no two ranks on one '
+                "device, so leave it out there, or leave sender_gpu out to broadcast from host memory"
+            )
         cell = max(self.trainer.parallel.ranks, 0 if scheduler.policy == "async" else engine)
         needs = dict.fromkeys(range(scheduler.K), cell) | dict.fromkeys(scheduler.pool, engine)
         return place(self.devices.ids, needs)

@@ -1,8 +1,8 @@
 """Starts every process of a run through a `Launcher`, watches that they live, and starts members anew.
 
 Proxy workers, a runner, and per cell an engine and a trainer, which has a process per rank; pool engines have negative
-indices and no trainer. A replaced member has a new name (`engine-1.2` is the second replacement of engine-1), so its
-sockets and logs are its own.
+indices and no trainer. An engine whose weights are broadcast has a weight sender as its second process. A replaced
+member has a new name (`engine-1.2` is the second replacement of engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
@@ -30,6 +30,8 @@ from gyre.training.base import Trainer
 
 T = TypeVar("T")
 
+TRAINER_ENTRY = "gyre.training.worker:main"
+SENDER_ENTRY = "gyre.engines.sglang.sender:main"
 START_TIMEOUT_S = 120.0
 """Of every process but engines, whose kind says it."""
 
@@ -121,27 +123,45 @@ class Fleet:
         name = f"{member}.{incarnation}" if incarnation else str(member)
         protocol: type[Any]
         if member.part == "engine":
-            engine = self._config.engine
-            protocol, entry, start_timeout_s = Engine, engine.entry, engine.start_timeout_s
-            configs: list[msgspec.Struct] = [self._config.engine_config(member.cell, self.transport_root, incarnation)]
-            devices = [self._placement[member.cell][: engine.gpus]]
+            protocol, processes = Engine, await self._start_engine(member.cell, name, incarnation)
         else:
-            protocol, entry, start_timeout_s = Trainer, "gyre.training.worker:main", START_TIMEOUT_S
-            ranks = range(self._config.trainer.parallel.ranks)
-            configs = [
-                self._config.trainer_config(member.cell, self.transport_root, self._store, rank, incarnation)
-                for rank in ranks
-            ]
-            devices = [self._placement[member.cell][rank : rank + 1] for rank in ranks]
-        processes = await together(
-            *(
-                self._launch(f"{name}-rank{rank}" if rank else name, entry, config, start_timeout_s, devices[rank])
-                for rank, config in enumerate(configs)
-            )
-        )
+            protocol, processes = Trainer, await self._start_trainer(member.cell, name, incarnation)
         connection = connect(protocol, processes[0].address, self._launcher.secret)
         watch = asyncio.ensure_future(self._watch(member, processes))
         self._members[member] = Started(member, processes, connection, watch)
+
+    async def _start_engine(self, cell: int, name: str, incarnation: int) -> list[Process]:
+        section, devices = self._config.engine, self._placement[cell][: self._config.engine.gpus]
+        config = self._config.engine_config(cell, self.transport_root, incarnation)
+        sender_config = section.sender_config(self.transport_root, self._config.transport)
+        if sender_config is None:
+            return [await self._launch(name, section.entry, config, section.start_timeout_s, devices)]
+        gpus = [section.sender_gpu] if section.sender_gpu else []
+        sender = await self._launch(f"{name}-sender", SENDER_ENTRY, sender_config, START_TIMEOUT_S, gpus)
+        try:
+            config = msgspec.structs.replace(config, sender=sender.address)
+            return [await self._launch(name, section.entry, config, section.start_timeout_s, devices), sender]
+        except BaseException:
+            await sender.stop(grace_s=0.0)
+            raise
+
+    async def _start_trainer(self, cell: int, name: str, incarnation: int) -> list[Process]:
+        devices, ranks = self._placement[cell], range(self._config.trainer.parallel.ranks)
+        configs = [
+            self._config.trainer_config(cell, self.transport_root, self._store, rank, incarnation) for rank in ranks
+        ]
+        return await together(
+            *(
+                self._launch(
+                    f"{name}-rank{rank}" if rank else name,
+                    TRAINER_ENTRY,
+                    config,
+                    START_TIMEOUT_S,
+                    devices[rank : rank + 1],
+                )
+                for rank, config in enumerate(configs)
+            )
+        )
 
     async def kill(self, started: Started) -> None:
         """Ends the processes of a member, at once; calls on them fail."""

@@ -29,7 +29,7 @@ from gyre.store import RunDir, RunStore
 from gyre.store.rundir import Checkpoint
 from gyre.tasks import load_tasks
 from gyre.training.base import MicroStep
-from gyre.training.groups import StoreServer
+from gyre.transport.rendezvous import StoreServer
 
 LOOPBACK = "127.0.0.1"
 VIEW_INTERVAL_S = 0.5

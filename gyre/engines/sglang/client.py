@@ -29,7 +29,7 @@ class SglangClient:
             trust_env=False,
         )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._http.aclose()
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[Event]:

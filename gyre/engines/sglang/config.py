@@ -1,4 +1,6 @@
-"""What an SGLang engine needs to know before it starts."""
+"""What an SGLang engine and its weight sender need to know before they start."""
+
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +20,9 @@ class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     transport: TransportSection = ShmSection()
     weights: WeightRef | None = None
     """Published weights to start with; without them the engine is NotReady until the first `update_weights`."""
+    sender: str = ""
+    """RPC address of the engine's own weight sender, which broadcasts published weights to the server. Without one the
+    server loads each snapshot from a file."""
     device: str = "cuda"
     """SGLang's --device. "cpu" is for tests: no memory can be released there."""
     dtype: str = "bfloat16"
@@ -48,6 +53,21 @@ class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 f"sglang engine: kv_tokens = {self.kv_tokens} holds less than one context; "
                 f"at least {self.max_context + CONTEXT_RESERVE} are needed"
             )
+
+
+class SenderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    transport_root: str
+    """Directory in shared memory under which every process of the run publishes."""
+    transport: TransportSection = ShmSection()
+    host: str = "127.0.0.1"
+    """Where the group meets: an address of this machine that the server reaches."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Memory that the group sends from. "cpu": gloo, to servers on any device. "cuda": NCCL, from the first device that
+    this process sees; NCCL refuses one that a rank of the server uses too."""
+    bucket_bytes: int = 512 << 20
+    """Memory that the sender and every rank need besides the weights."""
+    step_timeout_s: float = 60.0
+    """For the group to meet, and for one bucket."""
 
 
 CONTEXT_RESERVE = 8

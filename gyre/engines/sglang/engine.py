@@ -10,7 +10,6 @@ is that of the published weights the server said it loaded.
 """
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from gyre.core.tokens import TokenIds
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.sglang.calls import Call
 from gyre.engines.sglang.client import Refused, SglangClient
+from gyre.engines.sglang.publication import Load, Publication
 from gyre.engines.sglang.weights import ModelDirs
 from gyre.engines.sglang.wire import SegmentReader
 from gyre.transport.base import WeightRef
@@ -31,9 +31,17 @@ _ABORT_AGAIN_S = 0.25
 
 
 class SglangEngine:
-    def __init__(self, client: SglangClient, models: ModelDirs, max_context: int, control_timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: SglangClient,
+        models: ModelDirs,
+        publication: Publication,
+        max_context: int,
+        control_timeout_s: float,
+    ) -> None:
         self._client = client
         self._models = models
+        self._publication = publication
         self._limit = min(max_context, models.positions)
         self._control_timeout_s = control_timeout_s
         self._changing = asyncio.Lock()
@@ -208,22 +216,20 @@ class SglangEngine:
         async with self._changing:
             if self._released:
                 raise NotReady("the engine's memory is released; restore it before update_weights")
-            view = await asyncio.to_thread(self._models.view, ref)
-            try:
-                await self._hold()
-                await self._load(ref, str(view))
-            finally:
-                if self._paused is None:
-                    self._go_on()
-                await asyncio.to_thread(shutil.rmtree, view)
+            async with self._publication.offered(ref) as load:
+                try:
+                    await self._hold()
+                    await self._load(ref, load)
+                finally:
+                    if self._paused is None:
+                        self._go_on()
 
-    async def _load(self, ref: WeightRef, path: str) -> None:
+    async def _load(self, ref: WeightRef, load: Load) -> None:
         """From here on an error leaves the engine without weights: what the server holds then is not known."""
-        body = {"model_path": path, "load_format": "auto", "weight_version": str(ref.version), "flush_cache": True}
         self._version, self._checksum = -1, ""
         try:
             await self._settle()
-            await self._client.post("/update_weights_from_disk", body)
+            await load()
         except Refused as error:
             raise WeightsUnavailable(f"version {ref.version} was not loaded: {error}") from error
         self._version, self._checksum = ref.version, ref.checksum

@@ -1,7 +1,9 @@
-"""Published snapshots as model directories that SGLang loads from.
+"""The model of an SGLang engine as directories: the one its server starts with, and one for each published version
+that it loads from disk.
 
 The server reads a snapshot where the transport put it, in shared memory of its own machine. What cannot fit is refused
-here: SGLang 0.5.23 does not survive a load that fails half-way (its rollback reads the same directory).
+here: SGLang 0.5.23 does not survive a load that fails half-way (its rollback reads the same directory), and tensors of a
+broadcast that do not fit leave it with half of each version.
 """
 
 import shutil
@@ -25,10 +27,9 @@ class ModelDirs:
     """Makes one directory per version under `root`, best in shared memory. Raises ConfigError when `model_dir` is not a
     model with weights."""
 
-    def __init__(self, model_dir: str, root: Path, transport: WeightTransport) -> None:
+    def __init__(self, model_dir: str, root: Path) -> None:
         self._source = Path(model_dir).resolve()
         self._root = root
-        self._transport = transport
         files = sorted(self._source.glob("*.safetensors"))
         if not files or not (self._source / "config.json").is_file():
             raise ConfigError(f"sglang engine: model_dir = {model_dir} has no config.json and *.safetensors")
@@ -52,27 +53,28 @@ class ModelDirs:
         (target / "config.json").write_bytes(msgspec.json.encode(config))
         return target
 
-    def view(self, ref: WeightRef) -> Path:
+    def view(self, ref: WeightRef, transport: WeightTransport) -> Path:
         """The directory of a published version, after its content was verified. Raises WeightsUnavailable when the
         snapshot is gone, damaged, or of another model."""
         target = self._empty(f"v{ref.version:08d}-{ref.checksum}")
         file = target / "model.safetensors"
         try:
-            self._transport.fetch(ref, file)
-            self._require_fit(ref, shapes(file))
+            transport.fetch(ref, file)
+            self.require_fit(ref.version, shapes(file))
         except BaseException:
             shutil.rmtree(target)
             raise
         self._link_into(target)
         return target
 
-    def _require_fit(self, ref: WeightRef, found: Shapes) -> None:
+    def require_fit(self, version: int, found: Shapes) -> None:
+        """Raises WeightsUnavailable when tensors of these names and shapes are not those of the model."""
         wrong = [name for name, shape in found.items() if self._shapes.get(name) != shape]
         missing = self._shapes.keys() - found.keys() - _TIED
         if wrong or missing:
             name = min(wrong or missing)
             shape, expected = found.get(name), self._shapes.get(name)
-            raise WeightsUnavailable(f"version {ref.version} does not fit the model: {name} is {shape}, not {expected}")
+            raise WeightsUnavailable(f"version {version} does not fit the model: {name} is {shape}, not {expected}")
 
     def _empty(self, name: str) -> Path:
         target = self._root / name

@@ -1,18 +1,23 @@
 """The process of one SGLang engine: its server as a child, and `Engine` in front of it."""
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from gyre.engines.base import Engine
+from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
 from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.engines.sglang.engine import SglangEngine
+from gyre.engines.sglang.publication import FromDisk, Publication
+from gyre.engines.sglang.sender import WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
 from gyre.launch.base import WorkerContext
-from gyre.rpc import serve
+from gyre.rpc import connect, serve
 from gyre.transport.section import open_transport
 
 
@@ -20,13 +25,14 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
     """Serves `Engine` at `context.address` until cancelled; raises PeerLost when the server ends."""
     private = Path(tempfile.mkdtemp(prefix="gyre-sglang-"))
     try:
-        transport = open_transport(config.transport, config.transport_root, context.name)
         # In shared memory, because the transport may put snapshots there.
-        views = Path(config.transport_root) / f"{context.name}-models"
-        models = ModelDirs(config.model_dir, views, transport)
-        async with serving(config, models.serving(), private) as child:
-            client = SglangClient(child.url, child.secret, config.control_timeout_s)
-            engine = SglangEngine(client, models, config.max_context, config.control_timeout_s)
+        models = ModelDirs(config.model_dir, Path(config.transport_root) / f"{context.name}-models")
+        async with (
+            serving(config, models.serving(), private) as child,
+            contextlib.aclosing(SglangClient(child.url, child.secret, config.control_timeout_s)) as client,
+            _publication(config, context, client, models) as publication,
+        ):
+            engine = SglangEngine(client, models, publication, config.max_context, config.control_timeout_s)
             if config.weights is not None:
                 await engine.update_weights(config.weights)
             server = await serve(engine, Engine, context.address, context.secret)
@@ -35,6 +41,19 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
                 raise await child.ended()
             finally:
                 await server.stop()
-                await client.close()
     finally:
         await asyncio.to_thread(shutil.rmtree, private)
+
+
+@contextlib.asynccontextmanager
+async def _publication(
+    config: SglangEngineConfig, context: WorkerContext, client: SglangClient, models: ModelDirs
+) -> AsyncIterator[Publication]:
+    if not config.sender:
+        yield FromDisk(client, models, open_transport(config.transport, config.transport_root, context.name))
+        return
+    sender = connect(WeightSender, config.sender, context.secret)
+    try:
+        yield Broadcast(client, models, sender.stub, config.tensor, config.control_timeout_s)
+    finally:
+        await sender.close()
