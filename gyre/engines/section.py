@@ -132,7 +132,10 @@ class SglangSection(
         if self.weights == "snapshot":
             return None
         return SenderConfig(
-            transport_root=transport_root, device="cuda" if self.sender_gpu else "cpu", host=self.sender_host
+            transport_root=transport_root,
+            transport=transport,
+            host=self.sender_host,
+            device="cuda" if self.sender_gpu else "cpu",
         )
 
     def _require_tensor_parallel(self) -> None:

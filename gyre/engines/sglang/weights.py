@@ -2,8 +2,8 @@
 that it loads from disk.
 
 The server reads a snapshot where the transport put it, in shared memory of its own machine. What cannot fit is refused
-here: SGLang 0.5.23 does not survive a load that fails half-way (its rollback reads the same directory), and tensors of a
-broadcast that do not fit leave it with half of each version.
+here: SGLang 0.5.23 does not survive a load that fails half-way (its rollback reads the same directory), and tensors of
+a broadcast that do not fit leave it with half of each version.
 """
 
 import shutil
