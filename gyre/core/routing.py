@@ -25,6 +25,12 @@ def id_type(experts: int) -> npt.DTypeLike:
     return np.dtype("<u1") if experts <= 0xFF else np.dtype("<u2")
 
 
+def sparse_layers(layers: int, dense: Sequence[int], step: int) -> list[int]:
+    """The layers, counted from 0, that have experts in Qwen's configs: every `step`-th, but for those named in `dense`.
+    Choices name them in this order."""
+    return [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
+
+
 class Routing(msgspec.Struct, frozen=True, array_like=True):
     """Choices of consecutive positions. Raises InvariantViolation when the bytes are not whole positions."""
 
@@ -34,9 +40,10 @@ class Routing(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.chosen, self.experts) < 1 or len(self.data) % self.width:
+        if min(self.shape) < 1 or len(self.data) % self.width:
             raise InvariantViolation(
-                f"{len(self.data)} bytes are no choices of {self.chosen} from {self.experts} experts, {self.layers} layers"
+                f"{len(self.data)} bytes are no choices of {self.chosen} experts out of {self.experts} "
+                f"in {self.layers} layers"
             )
 
     @property

@@ -42,7 +42,13 @@ class LocalSection(
             )
 
     def worker_config(
-        self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
+        self,
+        model: Path,
+        transport_root: str,
+        transport: TransportSection,
+        max_context: int,
+        seed: int,
+        tell_routing: bool,
     ) -> LocalEngineConfig:
         return LocalEngineConfig(
             model_dir=str(model),
@@ -55,6 +61,7 @@ class LocalSection(
             max_context=max_context,
             seed=seed,
             threads=self.threads,
+            tell_routing=tell_routing,
         )
 
 
@@ -91,7 +98,13 @@ class SglangSection(
             )
 
     def worker_config(
-        self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
+        self,
+        model: Path,
+        transport_root: str,
+        transport: TransportSection,
+        max_context: int,
+        seed: int,
+        tell_routing: bool,
     ) -> SglangEngineConfig:
         return SglangEngineConfig(
             python=self.python,
@@ -107,6 +120,7 @@ class SglangSection(
             stream_interval=self.stream_interval,
             seed=seed,
             args=self.args,
+            tell_routing=tell_routing,
         )
 
 

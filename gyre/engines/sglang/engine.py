@@ -31,8 +31,17 @@ _ABORT_AGAIN_S = 0.25
 
 
 class SglangEngine:
-    def __init__(self, client: SglangClient, models: ModelDirs, max_context: int, control_timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: SglangClient,
+        models: ModelDirs,
+        max_context: int,
+        control_timeout_s: float,
+        tell_routing: bool = False,
+    ) -> None:
+        """`tell_routing`: whether the server was started for it. Raises ConfigError when it cannot be for this model."""
         self._client = client
+        self._experts = models.experts() if tell_routing else None
         self._models = models
         self._limit = min(max_context, models.positions)
         self._control_timeout_s = control_timeout_s
@@ -83,7 +92,8 @@ class SglangEngine:
 
     async def _segment(self, call: Call) -> bool:
         """Whether the call has ended with it."""
-        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version)
+        experts = None if call.routing_from is None else self._experts
+        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version, experts)
         at_server = True
         try:
             async for event in self._client.generate(self._body(call, segment)):
@@ -108,6 +118,7 @@ class SglangEngine:
 
     def _body(self, call: Call, segment: str) -> dict[str, Any]:
         sampling = call.request.sampling
+        routing = {"return_routed_experts": True, "routed_experts_start_len": call.routing_from}
         return {
             "rid": segment,
             "input_ids": call.input_ids,
@@ -120,7 +131,7 @@ class SglangEngine:
             "stream": True,
             "return_logprob": True,
             "return_prompt_token_ids": True,
-        }
+        } | ({} if call.routing_from is None else routing)
 
     def _admit(self, request: GenerateRequest) -> None:
         if self._released:
@@ -142,6 +153,10 @@ class SglangEngine:
             )
         if length >= self._limit:
             raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
+        if request.routing_from is not None and self._experts is None:
+            raise GyreError("the engine was not started to tell experts: set tell_routing, or do not ask for them")
+        if request.routing_from is not None and not 0 <= request.routing_from < length:
+            raise GyreError(f"experts from position {request.routing_from} of a prompt of {length} tokens")
         if not 0 <= min(request.input_ids) <= max(request.input_ids) < self._models.vocabulary:
             raise GyreError(f"prompt ids outside the vocabulary of {self._models.vocabulary}")
 

@@ -12,6 +12,8 @@ import msgspec
 from safetensors import safe_open
 
 from gyre.core.errors import ConfigError, WeightsUnavailable
+from gyre.core.routing import Routing, sparse_layers
+from gyre.engines.sglang.wire import Experts
 from gyre.transport.base import WeightRef, WeightTransport
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
@@ -43,6 +45,20 @@ class ModelDirs:
     def positions(self) -> int:
         """Longest context of the model; very large when it does not say."""
         return int(self._config.get("max_position_embeddings") or 1 << 30)
+
+    def experts(self) -> Experts:
+        """Raises ConfigError when the place of experts in the model is not known."""
+        config = self._config
+        if config.get("model_type") != "qwen3_moe":
+            raise ConfigError(
+                f"sglang engine: the experts of a {config.get('model_type')} model cannot be told; "
+                "set trainer.replay_routing = false"
+            )
+        layers = sparse_layers(
+            config["num_hidden_layers"], config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+        )
+        empty = Routing(len(layers), config["num_experts_per_tok"], config["num_experts"], b"")
+        return Experts(all_layers=config["num_hidden_layers"], layers=layers, empty=empty)
 
     def serving(self) -> Path:
         """The directory that the server starts with: no end-of-sequence ids, so that only a request's own stop it."""

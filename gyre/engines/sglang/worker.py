@@ -26,7 +26,7 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
         models = ModelDirs(config.model_dir, views, transport)
         async with serving(config, models.serving(), private) as child:
             client = SglangClient(child.url, child.secret, config.control_timeout_s)
-            engine = SglangEngine(client, models, config.max_context, config.control_timeout_s)
+            engine = SglangEngine(client, models, config.max_context, config.control_timeout_s, config.tell_routing)
             if config.weights is not None:
                 await engine.update_weights(config.weights)
             server = await serve(engine, Engine, context.address, context.secret)
