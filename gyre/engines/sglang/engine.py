@@ -39,7 +39,7 @@ class SglangEngine:
         control_timeout_s: float,
         tell_routing: bool = False,
     ) -> None:
-        """`tell_routing`: whether the server was started for it. Raises ConfigError when it cannot be for this model."""
+        """`tell_routing`: whether the server was started for it. Raises ConfigError for a model of unknown experts."""
         self._client = client
         self._experts = models.experts() if tell_routing else None
         self._models = models
