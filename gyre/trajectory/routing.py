@@ -34,7 +34,7 @@ def path_routing(leaf: Node, length: int) -> Routing | None:
     node: Node | None = leaf
     while node is not None:
         if length > node.start:
-            parts += _own(node, length)[::-1]
+            parts.append(_own(node, length))
             length = node.start
         node = node.parent
     some = next((part for part in parts if isinstance(part, Routing)), None)
@@ -43,22 +43,26 @@ def path_routing(leaf: Node, length: int) -> Routing | None:
     return joined([some.absent(part) if isinstance(part, int) else part for part in reversed(parts)])
 
 
-def _own(node: Node, stop: int) -> list[Routing | int]:
-    """Of the node's own tokens before `stop`; a number is that many positions without a record."""
-    inner = min(stop, node.end - 1) - node.start
-    routing = node.record.routing
-    first = 0 if node.start == 0 else 1
-    parts: list[Routing | int] = [inner if routing is UNSET else routing.part(first, first + inner)]
-    return parts if stop < node.end else [*parts, _last(node)]
-
-
-def _last(node: Node) -> Routing | int:
-    """Of the node's last token, which the calls that continue its whole path tell."""
-    for child in node.children:
-        routing = child.record.routing
-        if child.start == node.end and routing is not UNSET and (one := routing.part(0, 1)).known().all():
-            return one
-    return 1
+def _own(node: Node, stop: int) -> Routing | int:
+    """Of the node's own tokens before `stop`: as its own call tells, and for the rest (its last token) as the first
+    call that branches off there tells. A number is that many positions of which nothing is known."""
+    length = min(stop, node.end) - node.start
+    own = node.record.routing
+    branches = [
+        (child.start - 1 - node.start, child.record.routing)
+        for child in node.children
+        if 0 < child.start - node.start <= length and child.record.routing is not UNSET
+    ]
+    if own is not UNSET:
+        own = own.part(0 if node.start == 0 else 1).of_length(length)
+    elif branches:
+        own = branches[0][1].absent(length)
+    else:
+        return length
+    choices = own.choices().copy()
+    for position, routing in branches:
+        _fill(choices[position : position + 1], routing.choices()[:1])
+    return own.replaced(choices)
 
 
 def agreed(rows: Sequence[Row]) -> list[Row]:
