@@ -93,8 +93,9 @@ def _choices(row: Row, length: int, shape: tuple[int, int, int]) -> Choices:
             f"a row's experts are of layers, k and count {row.routing.shape}, the policy's are {shape}: another model "
             "sampled it"
         )
-    known = row.routing.known()
-    return np.where(known[:, None, None], row.routing.choices(), -1).astype(np.int16)[:length]
+    choices = row.routing.choices()[:length].astype(np.int16)
+    choices[~row.routing.known()[:length]] = -1
+    return choices
 
 
 class _Layout:
