@@ -7,7 +7,7 @@ absence fit in it, else two, little-endian. A position without a record is absen
 Shapes: `_P` positions, `L` layers with experts, `k` experts per token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,11 @@ Choices = npt.NDArray[Any]
 def id_type(experts: int) -> npt.DTypeLike:
     """The smallest type that holds ids below `experts` and its own largest value, which marks absence."""
     return np.dtype("<u1") if experts <= 0xFF else np.dtype("<u2")
+
+
+def expert_count(config: Mapping[str, Any]) -> int:
+    """From a config.json; 0 without experts. transformers 5 writes another name than the published models have."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def sparse_layers(layers: int, dense: Sequence[int], step: int) -> list[int]:

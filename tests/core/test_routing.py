@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -5,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.core.errors import InvariantViolation
-from gyre.core.routing import Routing, id_type, joined, sparse_layers
+from gyre.core.routing import Routing, expert_count, id_type, joined, sparse_layers
 
 
 def make(experts: int, positions: int, seed: int, layers: int = 3, chosen: int = 2) -> Routing:
@@ -45,6 +48,15 @@ def test_what_is_no_choice_is_refused() -> None:
             Routing(1, 2, 9, data).known()
     with pytest.raises(InvariantViolation, match="different models"):
         joined([make(9, 1, 0), make(10, 1, 0)])
+
+
+def test_experts_are_counted_under_both_names(tmp_path: Path) -> None:
+    from transformers import Qwen3Config, Qwen3MoeConfig
+
+    for config, count in ((Qwen3MoeConfig(num_experts=5), 5), (Qwen3Config(), 0)):
+        config.save_pretrained(tmp_path)
+        assert expert_count(json.loads((tmp_path / "config.json").read_text())) == count
+    assert expert_count({"num_experts": 128}) == 128
 
 
 def test_layers_with_experts_are_those_of_transformers() -> None:

@@ -13,6 +13,7 @@ from msgspec import Meta
 from gyre.control.live.devices import Placement, place
 from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
+from gyre.core.routing import expert_count
 from gyre.engines.base import Sampling
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
@@ -242,7 +243,7 @@ def check(config: RunConfig, where: str) -> None:
             'such as ids = ["0", "1"], or set engine.device = "cpu"'
         )
     sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
-    if config.trainer.replay_routing and not sizes.get("num_experts"):
+    if config.trainer.replay_routing and not expert_count(sizes):
         raise ConfigError(
             f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "
             "whose choice could be replayed; set it to false"

@@ -12,7 +12,7 @@ import msgspec
 from safetensors import safe_open
 
 from gyre.core.errors import ConfigError, WeightsUnavailable
-from gyre.core.routing import Routing, sparse_layers
+from gyre.core.routing import Routing, expert_count, sparse_layers
 from gyre.engines.sglang.wire import Experts
 from gyre.transport.base import WeightRef, WeightTransport
 
@@ -57,7 +57,7 @@ class ModelDirs:
         layers = sparse_layers(
             config["num_hidden_layers"], config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
         )
-        empty = Routing(len(layers), config["num_experts_per_tok"], config["num_experts"], b"")
+        empty = Routing(len(layers), config["num_experts_per_tok"], expert_count(config), b"")
         return Experts(all_layers=config["num_hidden_layers"], layers=layers, empty=empty)
 
     def serving(self) -> Path:
