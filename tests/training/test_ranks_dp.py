@@ -98,6 +98,25 @@ def test_a_cell_equals_one_rank(
         assert float((ranks[0]["whole"][key] - tensor).norm() / tensor.norm()) <= 1e-6, key
 
 
+@pytest.mark.parametrize("name", ["qwen3-4-layers-tied", "qwen3-moe-mixed-4-layers"])
+def test_bfloat16_products_over_two_stages_are_those_of_one_rank(
+    name: str, tmp_path: Path, store: StoreServer, make_trainer: Any
+) -> None:
+    """What travels between stages is fp32, whatever a layer's output is."""
+    model = str(tmp_path / "model")
+    make_model(name, Path(model))
+    work = batches(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), False)[:2]
+    changes = {"optimizer": SMOOTH, "precision": "bfloat16"}
+    config = trainer_config(0, model, str(tmp_path / "weights"), store, parallel=ParallelConfig(pipeline=2), **changes)
+    rank_processes()
+    mp.start_processes(run_rank, (config, work, str(tmp_path)), nprocs=2, start_method="forkserver")
+    alone = train(make_trainer(model_dir=model, **changes), work)
+    first, last = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2))
+    assert first["norms"] == pytest.approx(alone["norms"], rel=0.02)
+    for mine, theirs in zip(last["results"], alone["results"], strict=True):
+        assert mine.gap_sum == pytest.approx(theirs.gap_sum, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [({"context": 2}, "context = 2"), ({"expert": 2}, "expert = 2"), ({"data": 0}, "data = 0 is not")],

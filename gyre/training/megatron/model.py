@@ -150,7 +150,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             packed_seq_params=NodeParams(pack.nodes, self.device),
         )
         if not self.post_process:
-            return hidden
+            # A layer's output has the precision of its products; between stages everything is fp32.
+            return hidden.float()
         return self._logprobs(hidden[pack.predictors_U], pack.targets_U)
 
     def _rotary_angles(self, positions_T: torch.Tensor) -> torch.Tensor:
