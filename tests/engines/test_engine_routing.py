@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 import pytest_asyncio
-import torch
 from contract import prompt, until
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from moe_models import moe_config, moe_model, plain_experts
+from transformers import Qwen3Config
 
 from gyre.core.errors import ConfigError, GyreError
 from gyre.core.routing import Routing, joined
@@ -21,36 +20,12 @@ from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
 
 PAGE = 8
-CONFIG = Qwen3MoeConfig(
-    vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
-    num_key_value_heads=2, head_dim=16, max_position_embeddings=512, num_experts=7, num_experts_per_tok=2,
-    moe_intermediate_size=24, mlp_only_layers=[1],
-)  # fmt: skip
-
-
-def model(seed: int) -> Qwen3MoeForCausalLM:
-    torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.3)
-    return made
-
-
-MODELS = {version: model(version) for version in (1, 2)}
+CONFIG = moe_config(mlp_only_layers=[1])
+MODELS = {version: moe_model(CONFIG, version) for version in (1, 2)}
 
 
 def expected(ids: list[int], version: int) -> np.ndarray:
-    """What the routers choose in a plain forward, sorted, [T, L, k]."""
-    chosen: list[torch.Tensor] = []
-    routers = [m for m in MODELS[version].modules() if isinstance(m, Qwen3MoeTopKRouter)]
-    hooks = [router.register_forward_hook(lambda *at: chosen.append(at[2][2])) for router in routers]
-    with torch.no_grad():
-        MODELS[version](torch.tensor([ids]))
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(chosen, 1).sort(-1).values.numpy()
+    return plain_experts(MODELS[version], ids)
 
 
 def asked(name: str, ids: list[int], new: int, start: int | None = 0) -> GenerateRequest:

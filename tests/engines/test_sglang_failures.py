@@ -33,7 +33,7 @@ from gyre.transport.state import published_state
 MOE = Qwen3MoeConfig(
     vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=1,
     num_key_value_heads=1, head_dim=16, max_position_embeddings=512, num_experts=7, num_experts_per_tok=2,
-    moe_intermediate_size=8, mlp_only_layers=[1],
+    moe_intermediate_size=8,
 )  # fmt: skip
 
 
@@ -214,12 +214,11 @@ async def moe_script(tmp_path):
 
 
 def routed(positions: range) -> dict[str, str]:
-    """As SGLang tells them: int32 of every layer, also of the dense one in the middle."""
-    choices = [[[p % 7, (p + 1) % 7], [0, 0], [(p + 2) % 7, p % 7]] for p in positions]
+    choices = [[[p % 7, (p + 1) % 7], [5, 6], [(p + 2) % 7, p % 7]] for p in positions]
     return {"routed_experts": base64.b64encode(np.array(choices, "<i4").tobytes()).decode()}
 
 
-async def test_T27_experts_are_read_from_the_layers_that_have_some(moe_script):
+async def test_T27_experts_are_told_once_over_the_segments_of_a_call(moe_script):
     """A pause cuts the answer in two segments; the server tells experts only at the end of a whole one."""
     engine = moe_script.engine
     moe_script.events, moe_script.wait_for_abort = [tokens(3)], True
@@ -234,8 +233,8 @@ async def test_T27_experts_are_read_from_the_layers_that_have_some(moe_script):
     await engine.resume()
     await task
     told = [chunk.routing for chunk in answer.chunks if chunk.routing is not None]
-    assert [routing.shape for routing in told] == [(2, 2, 7)]
-    assert told[0].choices().tolist() == [[[p % 7, (p + 1) % 7], [(p + 2) % 7, p % 7]] for p in range(1, 10)]
+    assert [routing.shape for routing in told] == [(3, 2, 7)]
+    assert told[0].choices().tolist() == [[[p % 7, (p + 1) % 7], [5, 6], [(p + 2) % 7, p % 7]] for p in range(1, 10)]
     bodies = [body for path, body in moe_script.calls if path == "/generate"]
     assert [(body["return_routed_experts"], body["routed_experts_start_len"]) for body in bodies] == [(True, 1)] * 2
 
@@ -254,5 +253,9 @@ async def test_experts_are_only_told_by_a_server_that_was_started_for_it(script,
         await ask(script.rig.engine, msgspec.structs.replace(request("a", prompt(4)), routing_from=0))
     with pytest.raises(ConfigError, match="experts of a qwen3 model cannot be told"):
         SglangEngine(None, ModelDirs(model_dir, tmp_path, script.rig.transport), 512, 5.0, tell_routing=True)
+    dense = Qwen3MoeConfig(**{**MOE.to_dict(), "mlp_only_layers": [1]})
+    AutoModelForCausalLM.from_config(dense).save_pretrained(tmp_path / "dense")
+    with pytest.raises(ConfigError, match="has layers without experts"):
+        ModelDirs(str(tmp_path / "dense"), tmp_path, script.rig.transport)
     assert arguments(cpu_config(model_dir, "r", tell_routing=True), tmp_path, 1, "s")["enable-return-routed-experts"]
     assert "enable-return-routed-experts" not in arguments(cpu_config(model_dir, "r"), tmp_path, 1, "s")

@@ -92,8 +92,8 @@ class SglangEngine:
 
     async def _segment(self, call: Call) -> bool:
         """Whether the call has ended with it."""
-        experts = None if call.routing_from is None else self._experts
-        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version, experts)
+        model = None if call.routing_from is None else self._experts
+        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version, model)
         at_server = True
         try:
             async for event in self._client.generate(self._body(call, segment)):

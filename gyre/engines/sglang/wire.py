@@ -37,7 +37,7 @@ class MetaInfo(msgspec.Struct):
     """Last event only."""
     cached_tokens: int = 0
     routed_experts: str | None = None
-    """Last event only, base64 of int32 [positions from the start that was asked for, all layers, k]."""
+    """Last event only, base64 of int32 [positions from the start that was asked for, layers, k]."""
 
 
 class Event(msgspec.Struct):
@@ -48,25 +48,15 @@ class Event(msgspec.Struct):
     error: dict[str, object] | None = None
 
 
-class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server tells experts."""
-
-    all_layers: int
-    layers: list[int]
-    """Those that have experts; what the server tells of others means nothing."""
-    empty: Routing
-    """No positions, of the model's shape."""
-
-    def read(self, told: str) -> Routing:
-        """Raises InvariantViolation when it does not have the model's shape."""
-        try:
-            choices = np.frombuffer(base64.b64decode(told), "<i4").reshape(-1, self.all_layers, self.empty.chosen)
-        except ValueError as error:
-            raise InvariantViolation(f"SGLang told experts of another shape than the model's: {error}") from error
-        routing = self.empty.replaced(choices[:, self.layers].astype(id_type(self.empty.experts)))
-        if not routing.known().all():
-            raise InvariantViolation("SGLang told no experts for some positions that it computed")
-        return routing
+def read_experts(told: str, model: Routing) -> Routing:
+    """`model` is of the model's shape, without positions. Raises InvariantViolation when what was told is not."""
+    try:
+        choices = np.frombuffer(base64.b64decode(told), "<i4").reshape(-1, model.layers, model.chosen)
+    except ValueError as error:
+        raise InvariantViolation(f"SGLang told experts of another shape than the model's: {error}") from error
+    if choices.size and not 0 <= choices.min() <= choices.max() < model.experts:
+        raise InvariantViolation(f"SGLang told experts outside the {model.experts} of the model")
+    return model.replaced(choices.astype(id_type(model.experts)))
 
 
 class SegmentReader:
@@ -75,10 +65,10 @@ class SegmentReader:
     A segment is one request at the server, whole under one version: the engine lets none live through an update. So
     every token's version is known when it arrives, and the spans in the last event must say the same."""
 
-    def __init__(self, input_ids: list[int], version: int, experts: Experts | None = None) -> None:
-        """`experts`: how to read the experts that were asked for."""
+    def __init__(self, input_ids: list[int], version: int, model: Routing | None = None) -> None:
+        """`model`: the shape of the experts that were asked for, without positions."""
         self._input_ids = input_ids
-        self._experts = experts
+        self._model = model
         self._version = version
         self._count = 0
         self._cached: int | None = None
@@ -106,7 +96,7 @@ class SegmentReader:
             finish=finish,
             prompt_ids=TokenIds(event.prompt_token_ids or []) if first else None,
             cached_tokens=meta.cached_tokens if first else 0,
-            routing=self._experts.read(meta.routed_experts) if self._experts and meta.routed_experts else None,
+            routing=read_experts(meta.routed_experts, self._model) if self._model and meta.routed_experts else None,
         )
 
     def _finish(self, meta: MetaInfo) -> FinishReason | None:
