@@ -68,7 +68,7 @@ async def make(tmp_path) -> AsyncIterator[Make]:
             "kv_blocks": 256, "page_size": PAGE, "max_batch_tokens": 48, "max_requests": 16, "tell_routing": True,
         }  # fmt: skip
         config = LocalEngineConfig(**(fields | changes))
-        engine = LocalEngine(config, transport, ShmTransport(str(tmp_path / f"kv-{len(started)}")))
+        engine = LocalEngine(config, ShmTransport(str(tmp_path / f"engine-{len(started)}")))
         engine.refs = refs  # type: ignore[attr-defined]
         started.append(engine)
         await engine.start()

@@ -84,7 +84,7 @@ async def sampled_by_engines(policy_dir: Path, root: Path, replay: bool) -> Asyn
             seed=cell,
             tell_routing=replay,
         )
-        engines.append(LocalEngine(config, transport, ShmTransport(str(root / f"kv-{cell}"))))
+        engines.append(LocalEngine(config, ShmTransport(str(root / f"engine-{cell}"))))
         await engines[-1].start()
     try:
         tokenizer = make_tokenizer(root / "tokenizer")
