@@ -73,6 +73,9 @@ class WorkResult(msgspec.Struct, frozen=True, kw_only=True):
     gap_max: float = 0.0
     ratios: dict[int, list[int]] = {}
     """`core.drift.ratio_histograms` of the targets."""
+    replayed: int = 0
+    unrecorded: int = 0
+    """With routing replay: tokens computed with recorded experts, and with the trainer's own choice."""
 
 
 class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):

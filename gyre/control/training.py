@@ -164,6 +164,8 @@ class TrainingLoop(Generic[W]):
                 logprob_gap_mean=gap_mean,
                 logprob_gap_max=max((result.gap_max for result in results), default=0.0),
                 ratios=merged(result.ratios for result in results),
+                replayed=sum(result.replayed for result in results),
+                unrecorded=sum(result.unrecorded for result in results),
                 clipped_executions=sum(result.clipped_executions for result in results),
                 executions=sum(result.executions for result in results),
                 targets=sum(result.targets for result in results),

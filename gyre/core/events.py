@@ -113,6 +113,10 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
     """Mean and max |trainer log-prob − behaviour log-prob| over those targets."""
     ratios: dict[int, list[int]] = {}
     """All targets of the batch by the version that sampled them and by importance ratio (`core.drift.RATIO_EDGES`)."""
+    replayed: int = 0
+    """With routing replay: tokens of the batch that were computed with the experts recorded for them."""
+    unrecorded: int = 0
+    """With routing replay: tokens of the batch whose experts no record tells."""
     clipped_executions: int
     executions: int
     targets: int

@@ -80,6 +80,10 @@ def _of_steps(summary: RunSummary) -> list[Fact]:
     if summary.steps and summary.steps[-1].ratios:
         within = f"within 0.5 % of 1 in the last step, by sampled version: {ratios_text(summary.steps[-1])}"
         told.append(Fact("ratios", within))
+    replayed = sum(step.replayed for step in summary.steps)
+    computed = replayed + sum(step.unrecorded for step in summary.steps)
+    if computed:
+        told.append(Fact("experts", f"replayed for {100 * replayed / computed:.1f} % of {computed} computed tokens"))
     for alarm in summary.drift[-1:]:
         grew = f"log-prob gap grew by {alarm.rise:.1e} over {WINDOW} steps until step {alarm.step}"
         told.append(Fact("", grew, "bad"))

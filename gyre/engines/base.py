@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gyre.core.records import FinishReason
+from gyre.core.routing import Routing
 from gyre.core.tokens import TokenIds
 from gyre.transport.base import WeightRef
 
@@ -29,6 +30,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Full prompt, [T_in]."""
     max_new_tokens: int
     sampling: Sampling
+    routing_from: int | None = None
+    """First position, at most T_in − 1, whose experts are wanted; None: none are. GyreError from an engine that was not
+    started to tell them."""
 
 
 class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,11 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     """First chunk only: the prompt ids that the engine actually used, for the caller's equality check."""
     cached_tokens: int = 0
     """First chunk only: prompt tokens served from the prefix cache."""
+    routing: Routing | None = None
+    """Experts of the next positions that went through the model. Position t is the one that predicts token t + 1, so
+    the chunks of an answer tell [routing_from, T_in + T_out − 1), at the latest in the last one; an abort may leave the
+    end out. Positions that the prefix cache served have the experts that computed their KV. Each is told once: after an
+    update the context is computed anew, and what was told is what the tokens before it were sampled with."""
 
 
 class PauseMode(StrEnum):

@@ -43,7 +43,13 @@ class LocalSection(
             )
 
     def worker_config(
-        self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
+        self,
+        model: Path,
+        transport_root: str,
+        transport: TransportSection,
+        max_context: int,
+        seed: int,
+        tell_routing: bool,
     ) -> LocalEngineConfig:
         return LocalEngineConfig(
             model_dir=str(model),
@@ -56,6 +62,7 @@ class LocalSection(
             max_context=max_context,
             seed=seed,
             threads=self.threads,
+            tell_routing=tell_routing,
         )
 
     def sender_config(self, transport_root: str, transport: TransportSection) -> SenderConfig | None:  # noqa: ARG002
@@ -109,7 +116,13 @@ class SglangSection(
             self._require_tensor_parallel()
 
     def worker_config(
-        self, model: Path, transport_root: str, transport: TransportSection, max_context: int, seed: int
+        self,
+        model: Path,
+        transport_root: str,
+        transport: TransportSection,
+        max_context: int,
+        seed: int,
+        tell_routing: bool,
     ) -> SglangEngineConfig:
         return SglangEngineConfig(
             python=self.python,
@@ -125,6 +138,7 @@ class SglangSection(
             stream_interval=self.stream_interval,
             seed=seed,
             args=self.args,
+            tell_routing=tell_routing,
         )
 
     def sender_config(self, transport_root: str, transport: TransportSection) -> SenderConfig | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gyre.core.clock import Clock
 from gyre.core.records import FinishReason
+from gyre.core.routing import Routing, joined
 from gyre.proxy.dialects.base import Delta
 from gyre.proxy.router import Piece
 from gyre.trajectory.stream_parse import ParsedTurn, StreamDelta, StreamingParse
@@ -28,6 +29,7 @@ class Generation:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._cells: list[int] = []
+        self._routing: list[Routing] = []
         self._finish: FinishReason = "abort"
 
     @property
@@ -43,6 +45,8 @@ class Generation:
         self._logprobs += piece.logprobs
         self._versions += piece.versions
         self._unparsed += piece.output_ids
+        if piece.routing is not None:
+            self._routing.append(piece.routing)
         if piece.output_ids and piece.cell not in self._cells[-1:]:
             self._cells.append(piece.cell)
         if piece.finish is not None:
@@ -69,6 +73,7 @@ class Generation:
             versions=self._versions,
             finish=self._finish,
             cells=self._cells,
+            routing=joined(self._routing) if self._routing else None,
         )
 
     def _parse(self) -> Iterator[Delta]:

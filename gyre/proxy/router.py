@@ -16,6 +16,7 @@ import msgspec
 
 from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
 from gyre.core.records import FinishReason
+from gyre.core.routing import Routing
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, Sampling
 from gyre.proxy.base import DrainReport, EngineRoute
@@ -34,6 +35,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     cell: int
     cached_tokens: int = 0
     finish: FinishReason | None = None
+    routing: Routing | None = None
+    """Experts of the next positions from `routing_from` on, each told once however often the call moves."""
 
 
 class EngineLink(Protocol):
@@ -87,9 +90,15 @@ class Router:
         return dict(Counter(leg.cell for leg in self._legs))
 
     async def generate(
-        self, execution_id: str, prompt_ids: TokenIds, max_new_tokens: int, sampling: Sampling
+        self,
+        execution_id: str,
+        prompt_ids: TokenIds,
+        max_new_tokens: int,
+        sampling: Sampling,
+        routing_from: int | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """Samples one answer, over as many engines as it takes. Closing the iterator cancels it at the engine.
+        `routing_from`: the first position whose experts are wanted, None for none.
 
         Raises CallError (UNAVAILABLE) when no engine admits for `hold_s`, PromptMismatch, InvariantViolation.
         """
@@ -109,6 +118,7 @@ class Router:
                 input_ids=input_ids,
                 max_new_tokens=max_new_tokens - len(produced),
                 sampling=sampling,
+                routing_from=routing_from,
             )
             leg = Leg(route.cell, self._engine(route.address), request)
             self._legs.add(leg)
@@ -116,6 +126,9 @@ class Router:
             try:
                 async for chunk in leg.chunks(self._limits.stall_s):
                     produced += chunk.output_ids
+                    if routing_from is not None and chunk.routing is not None:
+                        # What one engine told, the next one is not asked for.
+                        routing_from += chunk.routing.positions
                     finish = _finish(chunk.finish, produced, max_new_tokens, sampling)
                     yield Piece(
                         output_ids=chunk.output_ids,
@@ -124,6 +137,7 @@ class Router:
                         cell=leg.cell,
                         cached_tokens=chunk.cached_tokens,
                         finish=finish,
+                        routing=chunk.routing,
                     )
                     if finish is not None:
                         return

@@ -70,3 +70,5 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     bounds: CallBounds
     coalesce_s: float
+    record_routing: bool = False
+    """Whether engines are asked for the experts of every token."""

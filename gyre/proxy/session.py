@@ -135,7 +135,13 @@ class Session:
         services = self._services
         parser = services.renderer.stream(wire.conversation.tools)
         generation = Generation(parser, services.clock, services.coalesce_s)
-        pieces = services.router.generate(self.execution_id, prepared.prompt, limit, services.sampling)
+        pieces = services.router.generate(
+            self.execution_id,
+            prepared.prompt,
+            limit,
+            services.sampling,
+            prepared.routing_from if services.record_routing else None,
+        )
         try:
             async with aclosing(pieces):
                 async for piece in pieces:

@@ -47,6 +47,7 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
             running=config.max_calls_per_session,
         ),
         coalesce_s=config.coalesce_s,
+        record_routing=config.record_routing,
     )
     door = Door()
     proxy = Proxy(services, door, cache(load_profile), config.socket)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from gyre.core.routing import Routing
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
 from gyre.transport.base import WeightRef
 
@@ -31,6 +32,10 @@ class MicroStepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Targets by the version that sampled them and by ratio ρ_u before the cap: `core.drift.ratio_histograms`."""
     scored: bool
     """True when a separate scoring pass was needed."""
+    replayed: int = 0
+    """With routing replay: tokens computed with recorded experts."""
+    unrecorded: int = 0
+    """With routing replay: tokens whose experts the trainer chose itself, because no record tells them."""
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +88,9 @@ class Trainer(Protocol):
         """Core only: drops its snapshots but for the versions in `keep`. Who is still reading one fails."""
         ...
 
-    async def score(self, ids_T: list[int]) -> list[float]:
-        """log π(ids[t] | ids[:t]) for t = 1..T−1 under the current parameters, no gradient, [T−1]."""
+    async def score(self, ids_T: list[int], routing: Routing | None) -> list[float]:
+        """log π(ids[t] | ids[:t]) for t = 1..T−1 under the current parameters, no gradient, [T−1]. `routing`: the
+        experts of positions 0..T−2, replayed as in training; None leaves the choice to the trainer."""
         ...
 
     async def save(self, directory: str) -> None:

@@ -15,6 +15,8 @@ from gyre.core.errors import PeerLost
 _POLL = timedelta(seconds=60)
 """The store logs a warning at the end of every unsuccessful wait; a wait ends as soon as the key appears."""
 _OK, _FAILED = b"+", b"-"
+PART = 4 * 2**20
+"""Bytes of one value: the store drops a client that sends more than 8 MiB, and rows with their experts may be more."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +37,20 @@ class CommandStream:
     def append(self, command: Command) -> int:
         """Leader: makes the next command visible; returns its number."""
         number = self._next
-        # The stub says str; the store takes any bytes.
-        self._store.set(f"command/{number}", msgspec.msgpack.encode(command))  # type: ignore[arg-type]
+        data = msgspec.msgpack.encode(command)
+        parts = range(0, len(data), PART)
+        for i, start in enumerate(parts):
+            # The stub says str; the store takes any bytes.
+            self._store.set(f"command/{number}/{i}", data[start : start + PART])  # type: ignore[arg-type]
+        self._store.set(f"command/{number}", str(len(parts)))
         self._next += 1
         return number
 
     def next(self) -> tuple[int, Command]:
         """Follower: waits for the next command however long it takes."""
         number = self._next
-        data = self._wait(f"command/{number}")
+        parts = int(self._wait(f"command/{number}"))
+        data = b"".join(self._store.get(f"command/{number}/{i}") for i in range(parts))
         self._next += 1
         return number, msgspec.msgpack.decode(data, type=Command)
 
@@ -60,8 +67,10 @@ class CommandStream:
         cell has failed; a rank that died without a word is noticed by whoever watches its process."""
         if not self._failure:
             answer = self._wait(f"answer/{number}")
-            for key in ("command", "answer"):
-                self._store.delete_key(f"{key}/{number}")
+            parts = int(self._store.get(f"command/{number}"))
+            name = f"command/{number}"
+            for key in (f"answer/{number}", name, *(f"{name}/{i}" for i in range(parts))):
+                self._store.delete_key(key)
             if answer.startswith(_OK):
                 return answer[len(_OK) :]
             self._failure = answer[len(_FAILED) :].decode()

@@ -82,6 +82,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Temperature of the rollouts: log-probabilities are those of the distribution that was sampled from."""
     share_prefixes: bool = True
     """Packed-tree training: rows of one pack that begin alike compute the common part once. False: separate rows."""
+    replay_routing: bool = False
+    """Experts are those that the rollout engine chose, where a row has a record of them."""
     group_timeout_s: float = 30.0
     """Longest wait for another member in a gradient reduction."""
     threads: int = 1

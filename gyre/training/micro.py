@@ -44,6 +44,11 @@ def check(micro_step: MicroStep) -> None:
                     f"{len(row.targets)} targets, {len(row.logprobs)} log-probs and {len(row.versions)} versions; "
                     "targets must ascend inside 1..T−1 and the counts agree"
                 )
+            if row.routing is not None and row.routing.positions != (row.targets[-1] if row.targets else 0):
+                raise InvariantViolation(
+                    f"micro-step {name}, execution {execution.execution_id}: a row has experts for "
+                    f"{row.routing.positions} positions, not for the {row.targets[-1]} before its last target"
+                )
 
 
 def rows_of(micro_step: MicroStep, pack: Sequence[Entry]) -> list[Row]:

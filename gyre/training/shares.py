@@ -46,6 +46,8 @@ def combine(results: Sequence[MicroStepResult]) -> MicroStepResult:
         ratio_max=max(r.ratio_max for r in results),
         ratios=merged(r.ratios for r in results),
         scored=any(r.scored for r in results),
+        replayed=sum(r.replayed for r in results),
+        unrecorded=sum(r.unrecorded for r in results),
     )
 
 

@@ -14,8 +14,10 @@ from enum import StrEnum
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
+from gyre.core.routing import Routing
 from gyre.training import checkpoint, micro, shares
 from gyre.training.base import MicroStepResult, StepStats
 from gyre.training.config import TrainerConfig
@@ -56,7 +58,9 @@ class MegatronTrainer:
         store = connect_store(config.store, STORE_TIMEOUT_S)
         name = f"cell/{config.cell}/{config.incarnation}"
         parallel.initialize(config.parallel, config.rank, name, store, config.host)
-        self._replica = Replica(config.model_dir, config.temperature, config.share_prefixes, config.precision)
+        self._replica = Replica(
+            config.model_dir, config.temperature, config.share_prefixes, config.precision, config.replay_routing
+        )
         self._adam = Adam(self._replica, config.optimizer) if self._core else None
         model = self._replica.model
         self._groups = PrefixGroups(store, config.cell, config.rank, config.host, model.device, config.group_timeout_s)
@@ -150,14 +154,20 @@ class MegatronTrainer:
         self._core_only("retire")
         self._transport.retire(set(keep))
 
-    def score(self, ids_T: list[int]) -> list[float] | None:
+    def score(self, ids_T: list[int], routing: Routing | None = None) -> list[float] | None:
         """The log-probabilities on the last pipeline stage."""
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
         self._announce()
         targets = list(range(1, len(ids_T)))
-        row = Row(ids_T=ids_T, targets=targets, logprobs=[0.0] * len(targets), versions=[self.version] * len(targets))
+        row = Row(
+            ids_T=ids_T,
+            targets=targets,
+            logprobs=[0.0] * len(targets),
+            versions=[self.version] * len(targets),
+            routing=routing,
+        )
         pack = self._replica.pack([row])
         logprobs = self._pipeline.score(pack, pack.tokens)
         return None if logprobs is None else list(logprobs.tolist())
@@ -204,7 +214,11 @@ class MegatronTrainer:
                     evaluation.observe(entries, torch.split(logprobs, list(pack.row_targets)))
         for entries, pack in packs:
             self._pipeline.train(pack, pack.tokens, partial(_loss, evaluation, entries, pack))
-        return evaluation.result() if self._pipeline.stage.after == 0 else None
+        if self._pipeline.stage.after > 0:
+            return None
+        replayed = sum(pack.replayed for _, pack in packs)
+        tokens = sum(pack.tokens for _, pack in packs) if self._config.replay_routing else 0
+        return replace(evaluation.result(), replayed=replayed, unrecorded=tokens - replayed)
 
     def _reduce_with_others(self, generation: int, members: int) -> None:
         # Both steps below work in place. The copy they can be undone with waits in host memory.

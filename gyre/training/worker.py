@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from gyre.core.errors import GroupBroken, NotReady
+from gyre.core.routing import Routing
 from gyre.launch.base import WorkerContext
 from gyre.rpc import serve
 from gyre.rpc.service import Method, methods
@@ -103,8 +104,8 @@ class TrainerService:
     async def retire(self, keep: list[int]) -> None:
         await self._run("retire", keep)
 
-    async def score(self, ids_T: list[int]) -> list[float]:
-        return cast(list[float], await self._run("score", ids_T))
+    async def score(self, ids_T: list[int], routing: Routing | None = None) -> list[float]:
+        return cast(list[float], await self._run("score", ids_T, routing))
 
     async def save(self, directory: str) -> None:
         self._saving = await self._run("save", directory)

@@ -5,6 +5,8 @@ Shapes: `_T` tokens of a row; targets of a row are indexed by position in the ro
 
 import msgspec
 
+from gyre.core.routing import Routing
+
 DISCARDED = -1
 """Instead of a version: weights that a crash lost. A resumed run has others of the same number."""
 
@@ -20,6 +22,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Behaviour log-probability of each target."""
     versions: list[int]
     """Policy version that sampled each target, or DISCARDED."""
+    routing: Routing | None = None
+    """Experts that computed the positions before the last target, [T − 1], some maybe absent; None: none recorded."""
 
 
 class ExecutionRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,11 @@ several packs; a row above the budget has a pack of its own. No row is dropped.
 from collections.abc import Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from gyre.trajectory.microstep import ExecutionRows, MicroStep
 from gyre.trajectory.prefixes import ATTENTION_BREAK_EVEN, SharedRows, Size
+from gyre.trajectory.routing import agreed
 
 
 def row_cost(tokens: int) -> float:
@@ -42,6 +45,9 @@ def pack(
     Parts of one micro-step have no pack in common, and neighbours in cost share a micro-step, so that replicas end
     together. Deterministic, and independent of the order of `executions`."""
     kept = sorted((e for e in executions if contributes(e)), key=lambda e: e.execution_id)
+    if share_prefixes:
+        rows = iter(agreed([row for execution in kept for row in execution.rows]))
+        kept = [replace(execution, rows=[next(rows) for _ in execution.rows]) for execution in kept]
     group_rows = _GroupRows(kept, budget_tokens, share_prefixes)
     bins = group_rows.bins(replicas)
     bins.sort(key=lambda members: (-members.size.cost, members.executions))

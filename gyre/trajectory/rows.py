@@ -26,7 +26,13 @@ def build_row(tree: TrajectoryTree, admitted: AdmittedPath) -> Row:
     if not targets or targets[0] < 1:
         raise InvariantViolation(f"Trajectory {admitted.leaf_call_id} of {tree.execution_id} has no usable targets.")
     ids = tree.path_ids(admitted.leaf_call_id)
-    return Row(ids_T=ids[: targets[-1] + 1], targets=targets, logprobs=logprobs, versions=versions)
+    return Row(
+        ids_T=ids[: targets[-1] + 1],
+        targets=targets,
+        logprobs=logprobs,
+        versions=versions,
+        routing=tree.path_routing(admitted.leaf_call_id, targets[-1]),
+    )
 
 
 def build_execution(

@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord, FinishReason, RoleClass
+from gyre.core.routing import Routing
 from gyre.core.tokens import TokenIds
 from gyre.trajectory.canonical import without_blank_turns
 from gyre.trajectory.conversation import Conversation, Message
@@ -20,6 +22,7 @@ from gyre.trajectory.history import History, Match
 from gyre.trajectory.node import Node, as_tokens, longest_prefix, make_node, path_tokens
 from gyre.trajectory.paths import PathIds, RecentPaths
 from gyre.trajectory.render import BRIDGE_TAIL, ChatRenderer
+from gyre.trajectory.routing import path_routing, recorded_positions
 
 
 class CommitRefused(GyreError):
@@ -34,6 +37,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int]
     finish: FinishReason
     cells: list[int] = []
+    routing: Routing | None = None
+    """Experts of positions from the prepared call's `routing_from` on, as far as they were told."""
 
 
 class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +80,12 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     def prompt(self) -> TokenIds:
         """`input_ids`, packed: what an engine is sent. A new object at each access."""
         return self.path.followed_by(self.new_ids)
+
+    @property
+    def routing_from(self) -> int:
+        """First position whose experts the record will hold: that of the last shared token, which may not have gone
+        through the model when its own call ended."""
+        return max(self.prefix_len - 1, 0)
 
     @property
     def delta_ids(self) -> list[int]:
@@ -153,6 +164,10 @@ class TrajectoryTree:
             length = node.start
             node = node.parent
         return steps[::-1]
+
+    def path_routing(self, call_id: str, length: int) -> Routing | None:
+        """Experts of the first `length` positions of a call's path; None when none of them is recorded."""
+        return path_routing(self._nodes[call_id], length)
 
     def leaves(self) -> list[Node]:
         """Nodes whose path no other node's path contains, in commit order.
@@ -250,6 +265,11 @@ class TrajectoryTree:
             parent, prefix_len = longest_prefix(as_tokens(delta_ids), self._roots, at, prefix_len)
             parent_id = parent.call_id if parent else None
             delta_ids = delta_ids[prefix_len - prepared.prefix_len :]
+        routing: Routing | UnsetType = UNSET
+        if sample.routing is not None:
+            start = max(prefix_len - 1, 0)
+            told = sample.routing.part(start - prepared.routing_from)
+            routing = told.of_length(prepared.input_len + len(sample.output_ids) - 1 - start)
         record = CallRecord(
             execution_id=self.execution_id,
             call_id=call_id,
@@ -270,6 +290,7 @@ class TrajectoryTree:
             finished_at=finished_at,
             drift=prepared.drift,
             flags=sorted({*prepared.flags, *flags}),
+            routing=routing,
         )
         self._append(record)
         path = prepared.path.extended(prepared.new_ids + sample.output_ids)
@@ -311,6 +332,12 @@ class TrajectoryTree:
                 f"the sample has {len(sample.output_ids)} tokens, {len(sample.logprobs)} log-probs and "
                 f"{len(sample.versions)} versions"
             )
+        elif sample.routing is not None and (
+            sample.routing.positions > prepared.input_len + len(sample.output_ids) - 1 - prepared.routing_from
+        ):
+            problem = (
+                f"the sample has experts for {sample.routing.positions} positions, more than went through the model"
+            )
         elif emitted is not None and emitted.role != "assistant":
             problem = f"the emitted message has role {emitted.role}"
         elif emitted is not None:
@@ -330,6 +357,11 @@ class TrajectoryTree:
             )
         if record.parent is None and record.prefix_len != 0:
             raise InvariantViolation(f"Record {record.call_id} of {record.execution_id} is a root with a prefix.")
+        if record.routing is not UNSET and record.routing.positions != recorded_positions(record):
+            raise InvariantViolation(
+                f"Record {record.call_id} of {record.execution_id} has experts for {record.routing.positions} "
+                f"positions, not {recorded_positions(record)}."
+            )
 
     def _append(self, record: CallRecord) -> None:
         parent = self._nodes[record.parent] if record.parent is not None else None

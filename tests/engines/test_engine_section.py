@@ -31,7 +31,10 @@ def read(**engine) -> EngineSection:
     ],
 )
 def test_a_section_becomes_the_config_of_its_worker(section, config_type):
-    config = section.worker_config(Path("/model"), "/dev/shm/x", MooncakeSection(), max_context=64, seed=5)
+    config = section.worker_config(
+        Path("/model"), "/dev/shm/x", MooncakeSection(), max_context=64, seed=5, tell_routing=True
+    )
+    assert config.tell_routing
     assert load_entry(section.entry)[1] is config_type is type(config)
     assert config.transport == MooncakeSection()
     assert (config.model_dir, config.transport_root, config.max_context, config.seed) == ("/model", "/dev/shm/x", 64, 5)

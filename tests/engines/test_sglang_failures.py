@@ -1,11 +1,16 @@
 """What the SGLang adapter does when its server fails; and what it tells a server to be."""
 
 import asyncio
+import base64
 
+import msgspec
+import numpy as np
 import pytest
+import torch
 from contract import Answer, Rig, ask, prompt, request, until
 from scripted_sglang import scripted, tokens
 from sglang_servers import cpu_config, publication, save_tiny_model
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from gyre.core.errors import (
     ConfigError,
@@ -21,7 +26,15 @@ from gyre.engines.sglang.client import SglangClient
 from gyre.engines.sglang.engine import SglangEngine
 from gyre.engines.sglang.server import arguments, serving
 from gyre.engines.sglang.weights import ModelDirs
+from gyre.transport import experts
 from gyre.transport.shm import ShmTransport
+from gyre.transport.state import published_state
+
+MOE = Qwen3MoeConfig(
+    vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=1,
+    num_key_value_heads=1, head_dim=16, max_position_embeddings=512, num_experts=7, num_experts_per_tok=2,
+    moe_intermediate_size=8,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +42,10 @@ def model_dir(tmp_path_factory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def from_disk(client, model_dir, tmp_path, transport, timeout_s: float) -> SglangEngine:
+def from_disk(client, model_dir, tmp_path, transport, timeout_s: float, tell_routing: bool = False) -> SglangEngine:
     models = ModelDirs(model_dir, tmp_path / "models")
-    return SglangEngine(client, models, publication("snapshot", client, models, transport), 512, timeout_s)
+    way = publication("snapshot", client, models, transport)
+    return SglangEngine(client, models, way, 512, timeout_s, tell_routing)
 
 
 @pytest.fixture
@@ -186,3 +200,66 @@ def test_a_directory_without_weights_is_refused(tmp_path):
 def test_impossible_sglang_configs_are_refused(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         cpu_config("m", "r", **change)
+
+
+@pytest.fixture
+async def moe_script(tmp_path):
+    """An engine that was started to tell experts, over a server that answers as a test says."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MOE)
+    model.save_pretrained(tmp_path / "moe")
+    async with scripted() as (script, url):
+        transport = ShmTransport(str(tmp_path / "weights"))
+        client = SglangClient(url, "secret", control_timeout_s=5.0)
+        script.engine = from_disk(client, str(tmp_path / "moe"), tmp_path, transport, 5.0, tell_routing=True)
+        await script.engine.update_weights(transport.publish(1, experts.split(published_state(model))))
+        yield script
+        await client.aclose()
+
+
+def routed(positions: range) -> dict[str, str]:
+    choices = [[[p % 7, (p + 1) % 7], [5, 6], [(p + 2) % 7, p % 7]] for p in positions]
+    return {"routed_experts": base64.b64encode(np.array(choices, "<i4").tobytes()).decode()}
+
+
+async def test_T27_experts_are_told_once_over_the_segments_of_a_call(moe_script):
+    """A pause cuts the answer in two segments; the server tells experts only at the end of a whole one."""
+    engine = moe_script.engine
+    moe_script.events, moe_script.wait_for_abort = [tokens(3)], True
+    answer = Answer()
+    asked = msgspec.structs.replace(request("a", [7, 8, 9], 8), routing_from=1)
+    task = asyncio.create_task(ask(engine, asked, answer))
+    await until(lambda: len(answer.output_ids) == 3, task)
+    await engine.pause(PauseMode.IN_PLACE)
+    last = tokens(5, finish="length")
+    last["meta_info"] |= routed(range(1, 10))
+    moe_script.events, moe_script.wait_for_abort = [last], False
+    await engine.resume()
+    await task
+    told = [chunk.routing for chunk in answer.chunks if chunk.routing is not None]
+    assert [routing.shape for routing in told] == [(3, 2, 7)]
+    assert told[0].choices().tolist() == [[[p % 7, (p + 1) % 7], [5, 6], [(p + 2) % 7, p % 7]] for p in range(1, 10)]
+    bodies = [body for path, body in moe_script.calls if path == "/generate"]
+    assert [(body["return_routed_experts"], body["routed_experts_start_len"]) for body in bodies] == [(True, 1)] * 2
+
+
+@pytest.mark.parametrize("told", ["AAAA", base64.b64encode(np.full((1, 3, 2), 9, "<i4").tobytes()).decode()])
+async def test_experts_that_the_model_cannot_have_are_an_error(moe_script, told):
+    last = tokens(1, finish="length")
+    last["meta_info"]["routed_experts"] = told
+    moe_script.events = [last]
+    with pytest.raises(InvariantViolation, match="experts"):
+        await ask(moe_script.engine, msgspec.structs.replace(request("a", [7], 8), routing_from=0))
+
+
+async def test_experts_are_only_told_by_a_server_that_was_started_for_it(script, model_dir, tmp_path):
+    with pytest.raises(GyreError, match="not started to tell experts"):
+        await ask(script.rig.engine, msgspec.structs.replace(request("a", prompt(4)), routing_from=0))
+    with pytest.raises(ConfigError, match="experts of a qwen3 model cannot be told"):
+        from_disk(None, model_dir, tmp_path, script.rig.transport, 5.0, tell_routing=True)
+    dense = Qwen3MoeConfig(**{**MOE.to_dict(), "mlp_only_layers": [1]})
+    AutoModelForCausalLM.from_config(dense).save_pretrained(tmp_path / "dense")
+    with pytest.raises(ConfigError, match="has layers without experts"):
+        ModelDirs(str(tmp_path / "dense"), tmp_path)
+    assert arguments(cpu_config(model_dir, "r", tell_routing=True), tmp_path, 1, "s")["enable-return-routed-experts"]
+    assert "enable-return-routed-experts" not in arguments(cpu_config(model_dir, "r"), tmp_path, 1, "s")

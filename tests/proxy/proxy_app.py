@@ -53,11 +53,11 @@ class App:
     def __init__(
         self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
         running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
-        client_timeout_s: float = 10.0,
+        client_timeout_s: float = 10.0, record_routing: bool = False,
         profile: Profile | None = None, wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:  # fmt: skip
         self.script = Script(tokenizer, answer)
-        self.engines = {cell: ScriptedEngine(self.script, version=cell) for cell in range(cells)}
+        self.engines: dict[int, Any] = {cell: ScriptedEngine(self.script, version=cell) for cell in range(cells)}
         renderer = ChatRenderer(PolicyTokenizer(tokenizer), "qwen3", thinking=False)
         router_limits = RouterLimits(hold_s=hold_s, stall_s=10.0, drain_s=1.0, retry_s=0.02)
         self.router = Router(lambda address: Link(self.engines[int(address[4:])]), router_limits)
@@ -71,6 +71,7 @@ class App:
             sampling=Sampling(stop_token_ids=renderer.stop_token_ids),
             bounds=self.bounds,
             coalesce_s=coalesce_s,
+            record_routing=record_routing,
         )
         door = Door()
         self.proxy = Proxy(services, door, lambda name: profile or FakeProfile())

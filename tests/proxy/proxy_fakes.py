@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gyre.core.errors import NotReady
+from gyre.core.routing import Routing
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.transport.base import WeightRef
@@ -67,6 +68,11 @@ class Script:
         return answer
 
 
+def experts(start: int, stop: int) -> Routing:
+    """What every engine tells of positions [start, stop)."""
+    return Routing(1, 1, 200, bytes(position % 200 for position in range(start, stop)))
+
+
 def logprob(token: int, position: int) -> float:
     """Reproducible and different for every position."""
     return -math.log1p(token + position / 7)
@@ -107,6 +113,7 @@ class ScriptedEngine:
         aborted = self._aborts[request.request_id] = asyncio.Event()
         answer = self.script.rest(list(request.input_ids))[: request.max_new_tokens]
         position, complete = 0, False
+        told = request.routing_from
         try:
             first: list[int] | None = [*request.input_ids]
             if self.corrupt_prompt and first:
@@ -130,6 +137,8 @@ class ScriptedEngine:
                 start = len(request.input_ids) + position
                 position += len(ids)
                 last = position == len(answer)
+                routing = None if told is None else experts(told, start + len(ids) - 1)
+                told = told if routing is None else start + len(ids) - 1
                 ended = ids[-1] in request.sampling.stop_token_ids
                 complete = last
                 yield GenerateChunk(
@@ -139,6 +148,7 @@ class ScriptedEngine:
                     finish=("stop" if ended else "length") if last else None,
                     prompt_ids=first,
                     cached_tokens=self._cached(request) if first is not None else 0,
+                    routing=routing,
                 )
                 first = None
                 await asyncio.sleep(0)

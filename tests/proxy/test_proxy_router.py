@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy_fakes import Link, Script, ScriptedEngine, logprob, until
+from proxy_fakes import Link, Script, ScriptedEngine, experts, logprob, until
 
 from gyre import rpc
 from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
+from gyre.core.routing import joined
 from gyre.engines.base import Engine, Sampling
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.errors import CallError
@@ -33,8 +34,9 @@ class World:
         self.sampling = Sampling(stop_token_ids=[tokenizer.convert_tokens_to_ids("<|im_end|>")])
         self.expected = [*tokenizer.encode("0123456789" * 4), self.sampling.stop_token_ids[0]]
 
-    async def call(self, execution: str = "e", limit: int = 100) -> list[Piece]:
-        return [piece async for piece in self.router.generate(execution, PROMPT, limit, self.sampling)]
+    async def call(self, execution: str = "e", limit: int = 100, routing_from: int | None = None) -> list[Piece]:
+        pieces = self.router.generate(execution, PROMPT, limit, self.sampling, routing_from)
+        return [piece async for piece in pieces]
 
     def check(self, pieces: list[Piece]) -> None:
         """Whole answer, in order, each token with the log-prob of its own position."""
@@ -154,6 +156,28 @@ async def test_T39_a_failing_engine_is_replaced(
     await until(lambda: world.engines[0].requests)
     world.router.set_routes([route(0), route(-1)])
     world.check(await running)
+
+
+@pytest.mark.parametrize("start", [None, 0, 3])
+async def test_T27_a_call_that_moves_tells_the_experts_of_each_position_once(
+    make_world: Callable[..., World], start: int | None
+) -> None:
+    """The engine that goes on is asked for what the lost one has not told."""
+    world = make_world([0, -1])
+    world.engines[0].fail, world.engines[0].fail_after = PeerLost("gone"), 15
+    world.router.set_routes([route(0)])
+    running = asyncio.create_task(world.call(routing_from=start))
+    await until(lambda: world.engines[0].requests)
+    world.router.set_routes([route(0), route(-1)])
+    pieces = await running
+    world.check(pieces)
+    told = [piece.routing for piece in pieces if piece.routing is not None]
+    asked = [engine.requests[0].routing_from for engine in world.engines.values()]
+    if start is None:
+        assert (told, asked) == ([], [None, None])
+        return
+    assert joined(told) == experts(start, len(PROMPT) + len(world.expected) - 1)
+    assert asked == [start, len(PROMPT) + 15 - 1]
 
 
 async def test_T44_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) -> None:

@@ -213,5 +213,7 @@ async def test_a_long_step_does_not_block_the_rpc_loop(cells: Cells, hf_model: A
         finished.append(name)
 
     core = cells.trainers[0]
-    await asyncio.gather(note("step", core.micro_step(micro_step("c", batch))), note("score", core.score([1, 2, 3])))
+    await asyncio.gather(
+        note("step", core.micro_step(micro_step("c", batch))), note("score", core.score([1, 2, 3], None))
+    )
     assert finished == ["step", "score"]

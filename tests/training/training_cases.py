@@ -7,8 +7,10 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
+from gyre.core.routing import Routing
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.megatron.replica import Replica
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
@@ -136,6 +138,20 @@ def make_executions(seed: int, model: PreTrainedModel, shapes: list[list[int]], 
             )
         )
     return made
+
+
+SHAPE = (3, 2, 6)
+"""Layers with experts, experts per token and experts of qwen3-moe-mixed-4-layers."""
+
+
+def with_experts(rng: random.Random, row: Row, absent: float) -> Row:
+    """The row with random experts recorded for its positions, but for a share of `absent`."""
+    layers, chosen, count = SHAPE
+    data = bytearray()
+    for _ in range(row.targets[-1] if row.targets else 0):
+        ids = [expert for _ in range(layers) for expert in rng.sample(range(count), chosen)]
+        data += bytes(ids) if rng.random() >= absent else b"\xff" * len(ids)
+    return replace(row, routing=Routing(*SHAPE, bytes(data)))
 
 
 def micro_step(name: str, executions: list[ExecutionRows], rows_per_pack: int = 1000) -> MicroStep:

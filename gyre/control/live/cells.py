@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gyre.control.base import (
     EssentialLost,
@@ -27,6 +27,7 @@ from gyre.control.base import (
 from gyre.control.live.config import RunConfig
 from gyre.control.live.processes import Fleet
 from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation, PeerLost
+from gyre.core.routing import Routing, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
 from gyre.proxy.base import DrainReport
@@ -37,6 +38,19 @@ from gyre.transport.base import WeightRef
 T = TypeVar("T")
 CORE = 0
 PROBE_TOKENS = 12
+
+
+class _Sampled(NamedTuple):
+    """The answer to a probe."""
+
+    ids: list[int]
+    """Prompt and answer."""
+    prompt: int
+    """Length of the prompt."""
+    logprobs: list[float]
+    """The engine's, of the answer."""
+    routing: Routing | None
+    """Experts of the positions before the last token, where the run replays them."""
 
 
 class LiveCells:
@@ -104,6 +118,8 @@ class LiveCells:
             gap_sum=result.gap_sum,
             gap_max=result.gap_max,
             ratios=result.ratios,
+            replayed=result.replayed,
+            unrecorded=result.unrecorded,
         )
 
     async def leave_training(self, cell: int) -> None:
@@ -169,7 +185,7 @@ class LiveCells:
         for engine in [engine for engine in engines if engine not in failed]:
             answer = await unless_lost(engine, self._sample(engine))
             if answer is not None:
-                probes.append(await self._probe(engine, *answer))
+                probes.append(await self._probe(engine, answer))
         return Publication(probes=probes, failed=failed)
 
     async def checkpoint(self, version: int) -> None:
@@ -225,8 +241,7 @@ class LiveCells:
 
         await self._engine(cell, load)
 
-    async def _sample(self, cell: int) -> tuple[list[int], int, list[float]]:
-        """Prompt and answer of a probe, the prompt's length, and the engine's log-probs of the answer."""
+    async def _sample(self, cell: int) -> _Sampled:
         self._probes += 1
         prompt = [(self._probes * 7 + i * 13) % self._vocabulary for i in range(PROBE_TOKENS)]
         sampling = self._config.sampling()
@@ -235,23 +250,26 @@ class LiveCells:
             input_ids=TokenIds(prompt),
             max_new_tokens=PROBE_TOKENS,
             sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p),
+            routing_from=0 if self._config.trainer.replay_routing else None,
         )
 
-        async def generate(engine: Engine) -> tuple[list[int], int, list[float]]:
+        async def generate(engine: Engine) -> _Sampled:
             ids: list[int] = []
             logprobs: list[float] = []
+            routing: list[Routing] = []
             async for chunk in engine.generate(request):
                 ids += chunk.output_ids
                 logprobs += chunk.logprobs
-            return [*prompt, *ids], len(prompt), logprobs
+                routing += [] if chunk.routing is None else [chunk.routing]
+            return _Sampled([*prompt, *ids], len(prompt), logprobs, joined(routing) if routing else None)
 
         return await self._engine(cell, generate)
 
-    async def _probe(self, cell: int, ids: list[int], prompt: int, logprobs: list[float]) -> Probe:
+    async def _probe(self, cell: int, sampled: _Sampled) -> Probe:
         """The core scores the engine's answer under the weights just published."""
-        scored = await self._trainer(CORE, lambda core: core.score(ids))
-        gap = max(abs(a - b) for a, b in zip(scored[prompt - 1 :], logprobs, strict=True))
-        return Probe(cell=cell, tokens=len(logprobs), logprob_gap_max=gap)
+        scored = await self._trainer(CORE, lambda core: core.score(sampled.ids, sampled.routing))
+        gap = max(abs(a - b) for a, b in zip(scored[sampled.prompt - 1 :], sampled.logprobs, strict=True))
+        return Probe(cell=cell, tokens=len(sampled.logprobs), logprob_gap_max=gap)
 
     async def _engine(self, cell: int, call: Callable[[Engine], Awaitable[T]]) -> T:
         return await self._call(Member("engine", cell), call, self._deadlines.call_s)

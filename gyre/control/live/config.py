@@ -5,7 +5,7 @@ directory.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from msgspec import Meta
 from gyre.control.live.devices import Placement, place
 from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
+from gyre.core.routing import expert_count
 from gyre.engines.base import Sampling
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
@@ -78,6 +79,9 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     precision: Precision = "float32"
     share_prefixes: bool = True
     """False: every row is computed whole, and counts whole in `admission.micro_step_tokens`."""
+    replay_routing: bool = False
+    """For a policy with experts: engines tell which experts they chose, and the trainer takes the same
+    (docs/training.md, "Routing replay")."""
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: Positive = 1
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -156,6 +160,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             family=self.policy.renderer,
             thinking=self.policy.thinking,
             sampling=self.sampling(),
+            record_routing=self.trainer.replay_routing,
             max_context=self.rollout.max_context,
             max_new_tokens=self.rollout.max_new_tokens,
             socket=socket,
@@ -173,7 +178,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         # Engines must not repeat each other's samples, nor a new process those of the one before.
         seed = (self.seed + SEED_STRIDE * incarnation) * 1000 + cell
         return self.engine.worker_config(
-            self.policy.model, transport_root, self.transport, self.rollout.max_context, seed
+            self.policy.model,
+            transport_root,
+            self.transport,
+            self.rollout.max_context,
+            seed,
+            self.trainer.replay_routing,
         )
 
     def trainer_config(self, cell: int, transport_root: str, store: str, rank: int, incarnation: int) -> TrainerConfig:
@@ -192,6 +202,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             optimizer=self.trainer.optimizer,
             objective=self.objective,
             temperature=self.rollout.temperature,
+            replay_routing=self.trainer.replay_routing,
             group_timeout_s=self.trainer.group_timeout_s,
             threads=self.trainer.threads,
             seed=self.seed,
@@ -236,12 +247,17 @@ def check(config: RunConfig, where: str) -> None:
             f"{where}: the engines run on GPUs and devices.ids lists none; name those of this machine, "
             'such as ids = ["0", "1"], or set engine.device = "cpu"'
         )
-    _check_layout(config, where)
-
-
-def _check_layout(config: RunConfig, where: str) -> None:
-    """What of the model is split over tensor and pipeline ranks must be divisible by their number."""
     sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
+    if config.trainer.replay_routing and not expert_count(sizes):
+        raise ConfigError(
+            f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "
+            "whose choice could be replayed; set it to false"
+        )
+    _check_layout(config, sizes, where)
+
+
+def _check_layout(config: RunConfig, sizes: dict[str, Any], where: str) -> None:
+    """What of the model is split over tensor and pipeline ranks must be divisible by their number."""
     layout = config.trainer.parallel
     for key, parts, fields in (
         (

@@ -19,8 +19,10 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
+from gyre.core.routing import Routing
 from gyre.engines.local import attention, handoff, kv
 from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.routing import RoutingMemory
 from gyre.engines.local.sampling import Sampler
 
 
@@ -35,10 +37,13 @@ class Produced(msgspec.Struct, kw_only=True):
     version: int
     finished: bool
     error: str | None
+    routing: Routing | None
 
 
 class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
     """First come, first served; knows what the prefix cache served, and can start running requests over."""
+
+    routing: RoutingMemory | None = None
 
     def reset(self) -> None:
         super().reset()
@@ -97,6 +102,8 @@ class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
         """The request gets no more tokens."""
         self.cached_tokens.pop(request_id, None)
         self.delivered.pop(request_id, None)
+        if self.routing is not None:
+            self.routing.forget(request_id)
 
 
 SCHEDULER_MAPPING["gyre"] = TrackingScheduler
@@ -122,6 +129,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
         key, finished = output.request_id, output.is_finished()
         start = self.scheduler.delivered.get(key, 0)
         cached = self.scheduler.cached_tokens.get(key, 0)
+        routing = None if self.scheduler.routing is None else self.scheduler.routing.take(key)
         if finished:
             self.scheduler.forget(key)
         else:
@@ -135,6 +143,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
             version=self.version,
             finished=finished,
             error=output.error,
+            routing=routing,
         )
 
 
@@ -185,8 +194,20 @@ class Batcher:
         processor.model_runner._sample = Sampler(config.seed).draw_into
         self._scheduler: TrackingScheduler = processor.scheduler
         self._router.scheduler = self._scheduler
+        if config.tell_routing:
+            self._keep_routing(model, processor)
         with torch.inference_mode():
             self._manager.start()
+
+    def _keep_routing(self, model: Any, processor: Any) -> None:
+        routing = self._scheduler.routing = RoutingMemory(model, self._allocator)
+        forward = processor._generation_step
+
+        def step(model: Any) -> None:
+            forward(model)
+            routing.after_pass(processor.inputs_and_outputs)
+
+        processor._generation_step = step
 
     def stop(self) -> None:
         """Ends the thread and frees the KV memory; what still runs is given up. Not while paused by this thread."""
@@ -196,7 +217,17 @@ class Batcher:
         """Parks the generation thread between two passes. Nests; enter and leave it from one thread."""
         return self._manager.pause()  # type: ignore[no-any-return]
 
-    def add(self, request_id: str, input_ids: list[int], max_new: int, stop: list[int], temperature: float) -> None:
+    def add(
+        self,
+        request_id: str,
+        input_ids: list[int],
+        max_new: int,
+        stop: list[int],
+        temperature: float,
+        routing_from: int | None,
+    ) -> None:
+        if routing_from is not None and self._scheduler.routing is not None:
+            self._scheduler.routing.begin(request_id, routing_from)
         self._manager.add_request(
             input_ids,
             request_id=request_id,
@@ -216,15 +247,15 @@ class Batcher:
 
     @property
     def kv_layout(self) -> str:
-        return handoff.layout(self._allocator)
+        return handoff.layout(self._allocator, self._scheduler.routing)
 
     def take_kv(self, input_ids: list[int]) -> torch.Tensor:
         """*Paused.* Bytes [blocks, bytes of a block] of the longest prefix in memory."""
-        return handoff.take(self._allocator, input_ids)
+        return handoff.take(self._allocator, self._scheduler.routing, input_ids)
 
     def put_kv(self, input_ids: list[int], blocks: torch.Tensor) -> int:
         """*Paused.* Returns the blocks of the prefix in memory after what fits was stored."""
-        return handoff.put(self._allocator, input_ids, blocks)
+        return handoff.put(self._allocator, self._scheduler.routing, input_ids, blocks)
 
     @property
     def _allocator(self) -> Any:

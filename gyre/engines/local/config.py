@@ -29,6 +29,8 @@ class LocalEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Of the sampler. Outputs also depend on how requests are batched, so they repeat only for the same arrivals."""
     threads: int = 1
     """Torch threads of the forward pass."""
+    tell_routing: bool = False
+    """Keeps the experts of every token in the KV memory, so that requests can ask for them."""
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "max_batch_tokens", "max_requests", "max_context", "threads"):

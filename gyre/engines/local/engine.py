@@ -81,7 +81,14 @@ class LocalEngine:
         stream = RequestStream(request.input_ids, request.sampling.stop_token_ids)
         self._streams[key], self._ids[request.request_id] = stream, key
         sampling = request.sampling
-        batcher.add(key, list(request.input_ids), max_new, sampling.stop_token_ids, sampling.temperature)
+        batcher.add(
+            key,
+            list(request.input_ids),
+            max_new,
+            sampling.stop_token_ids,
+            sampling.temperature,
+            request.routing_from,
+        )
         try:
             while True:
                 chunk = await stream.next_chunk()
@@ -123,6 +130,10 @@ class LocalEngine:
             )
         if length >= self._limit:
             raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
+        if request.routing_from is not None and not self._config.tell_routing:
+            raise GyreError("the engine was not started to tell experts: set tell_routing, or do not ask for them")
+        if request.routing_from is not None and not 0 <= request.routing_from < length:
+            raise GyreError(f"experts from position {request.routing_from} of a prompt of {length} tokens")
         vocabulary = self._model.config.vocab_size
         if not 0 <= min(request.input_ids) <= max(request.input_ids) < vocabulary:
             raise GyreError(f"prompt ids outside the vocabulary of {vocabulary}")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from gyre.core.records import FinishReason
+from gyre.core.routing import Routing, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk
 from gyre.engines.local.batching import Produced
@@ -24,6 +25,7 @@ class RequestStream:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self._routing: list[Routing] = []
         self._prompt_ids: TokenIds | None = None
         self._cached = 0
         self._first = True
@@ -38,6 +40,8 @@ class RequestStream:
         self._ids += produced.output_ids
         self._logprobs += produced.logprobs
         self._versions += [produced.version] * len(produced.output_ids)
+        if produced.routing is not None:
+            self._routing.append(produced.routing)
         if produced.error is not None:
             self.fail(produced.error)
         elif produced.finished:
@@ -75,8 +79,9 @@ class RequestStream:
             finish=self.finish,
             prompt_ids=self._prompt_ids if self._first else None,
             cached_tokens=self._cached if self._first else 0,
+            routing=joined(self._routing) if self._routing else None,
         )
-        self._ids, self._logprobs, self._versions, self._first = [], [], [], False
+        self._ids, self._logprobs, self._versions, self._routing, self._first = [], [], [], [], False
         if not self._ended.is_set():
             self._some.clear()
         return chunk

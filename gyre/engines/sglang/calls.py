@@ -23,6 +23,8 @@ class Call:
         self._idle = asyncio.Event()
         self._idle.set()
         self._first = True
+        self.routing_from = request.routing_from
+        """First position whose experts are still to be told."""
 
     @property
     def input_ids(self) -> list[int]:
@@ -50,9 +52,11 @@ class Call:
 
     def put(self, chunk: GenerateChunk) -> None:
         """Only the first chunk of a call tells prompt ids and cached tokens; an empty one in the middle is left out."""
-        if not chunk.output_ids and chunk.finish is None:
+        if not chunk.output_ids and chunk.finish is None and chunk.routing is None:
             return
         self.produced += chunk.output_ids
+        if self.routing_from is not None and chunk.routing is not None:
+            self.routing_from += chunk.routing.positions
         self.chunks.put_nowait(
             GenerateChunk(
                 output_ids=chunk.output_ids,
@@ -62,6 +66,7 @@ class Call:
                 # Aborted before its first pass: the ids that waited here are the ids that would have been used.
                 prompt_ids=(chunk.prompt_ids or self.request.input_ids) if self._first else None,
                 cached_tokens=chunk.cached_tokens if self._first else 0,
+                routing=chunk.routing,
             )
         )
         self._first = False

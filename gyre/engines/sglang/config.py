@@ -38,6 +38,8 @@ class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Tokens per event of a stream, after the first. Each event repeats prompt ids and everything before, so that a
     small number costs much for long contexts."""
     seed: int = 0
+    tell_routing: bool = False
+    """Starts the server so that requests can ask for the experts of every token."""
     args: dict[str, str | int | float | bool] = {}
     """Further arguments of `sglang.launch_server`, without dashes in front."""
     start_timeout_s: float = 600.0

@@ -38,8 +38,11 @@ class SglangEngine:
         publication: Publication,
         max_context: int,
         control_timeout_s: float,
+        tell_routing: bool = False,
     ) -> None:
+        """`tell_routing`: whether the server was started for it. Raises ConfigError for a model of unknown experts."""
         self._client = client
+        self._experts = models.experts() if tell_routing else None
         self._models = models
         self._publication = publication
         self._limit = min(max_context, models.positions)
@@ -91,7 +94,8 @@ class SglangEngine:
 
     async def _segment(self, call: Call) -> bool:
         """Whether the call has ended with it."""
-        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version)
+        model = None if call.routing_from is None else self._experts
+        segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version, model)
         at_server = True
         try:
             async for event in self._client.generate(self._body(call, segment)):
@@ -116,6 +120,7 @@ class SglangEngine:
 
     def _body(self, call: Call, segment: str) -> dict[str, Any]:
         sampling = call.request.sampling
+        routing = {"return_routed_experts": True, "routed_experts_start_len": call.routing_from}
         return {
             "rid": segment,
             "input_ids": call.input_ids,
@@ -128,7 +133,7 @@ class SglangEngine:
             "stream": True,
             "return_logprob": True,
             "return_prompt_token_ids": True,
-        }
+        } | ({} if call.routing_from is None else routing)
 
     def _admit(self, request: GenerateRequest) -> None:
         if self._released:
@@ -150,6 +155,10 @@ class SglangEngine:
             )
         if length >= self._limit:
             raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
+        if request.routing_from is not None and self._experts is None:
+            raise GyreError("the engine was not started to tell experts: set tell_routing, or do not ask for them")
+        if request.routing_from is not None and not 0 <= request.routing_from < length:
+            raise GyreError(f"experts from position {request.routing_from} of a prompt of {length} tokens")
         if not 0 <= min(request.input_ids) <= max(request.input_ids) < self._models.vocabulary:
             raise GyreError(f"prompt ids outside the vocabulary of {self._models.vocabulary}")
 

@@ -93,6 +93,8 @@ def arguments(config: SglangEngineConfig, model_dir: Path, port: int, secret: st
     }
     if config.kv_tokens is not None:
         fixed["max-total-tokens"] = config.kv_tokens
+    if config.tell_routing:
+        fixed["enable-return-routed-experts"] = True
     # The memory saver needs CUDA; without it `release` frees nothing.
     return fixed | (_CPU if cpu else {"enable-memory-saver": True}) | config.args
 

@@ -14,6 +14,7 @@ import msgspec
 from safetensors import safe_open
 
 from gyre.core.errors import ConfigError, WeightsUnavailable
+from gyre.core.routing import Routing, expert_count, sparse_layers
 from gyre.transport.base import WeightRef, WeightTransport
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
@@ -35,6 +36,8 @@ class ModelDirs:
             raise ConfigError(f"sglang engine: model_dir = {model_dir} has no config.json and *.safetensors")
         self._shapes: Shapes = {name: shape for file in files for name, shape in shapes(file).items()}
         self._config: dict[str, Any] = msgspec.json.decode((self._source / "config.json").read_bytes())
+        if expert_count(self._config):
+            self._require_experts_everywhere(model_dir)
 
     @property
     def vocabulary(self) -> int:
@@ -44,6 +47,16 @@ class ModelDirs:
     def positions(self) -> int:
         """Longest context of the model; very large when it does not say."""
         return int(self._config.get("max_position_embeddings") or 1 << 30)
+
+    def experts(self) -> Routing:
+        """The shape of a token's experts, without positions. Raises ConfigError when the model is not Qwen3-MoE."""
+        config = self._config
+        if config.get("model_type") != "qwen3_moe":
+            raise ConfigError(
+                f"sglang engine: the experts of a {config.get('model_type')} model cannot be told; "
+                "set trainer.replay_routing = false"
+            )
+        return Routing(config["num_hidden_layers"], config["num_experts_per_tok"], expert_count(config), b"")
 
     def serving(self) -> Path:
         """The directory that the server starts with: no end-of-sequence ids, so that only a request's own stop it."""
@@ -66,6 +79,16 @@ class ModelDirs:
             raise
         self._link_into(target)
         return target
+
+    def _require_experts_everywhere(self, model_dir: str) -> None:
+        config, layers = self._config, self._config["num_hidden_layers"]
+        sparse = sparse_layers(layers, config.get("mlp_only_layers") or [], config.get("decoder_sparse_step") or 1)
+        if len(sparse) < layers:
+            # It would answer with other weights than the trainer's, and tell nobody.
+            raise ConfigError(
+                f"sglang engine: {model_dir} has layers without experts; SGLang 0.5.23 gives every layer some. "
+                "Use the local engine"
+            )
 
     def require_fit(self, version: int, found: Shapes) -> None:
         """Raises WeightsUnavailable when tensors of these names and shapes are not those of the model."""

@@ -1,9 +1,13 @@
 """The parts of SGLang's `/generate` stream that Gyre reads, and how they become chunks."""
 
+import base64
+
 import msgspec
+import numpy as np
 
 from gyre.core.errors import GyreError, InvariantViolation, PromptMismatch
 from gyre.core.records import FinishReason
+from gyre.core.routing import Routing, id_type
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk
 
@@ -32,6 +36,8 @@ class MetaInfo(msgspec.Struct):
     weight_versions: list[Span] = []
     """Last event only."""
     cached_tokens: int = 0
+    routed_experts: str | None = None
+    """Last event only, base64 of int32 [positions from the start that was asked for, layers, k]."""
 
 
 class Event(msgspec.Struct):
@@ -42,14 +48,27 @@ class Event(msgspec.Struct):
     error: dict[str, object] | None = None
 
 
+def read_experts(told: str, model: Routing) -> Routing:
+    """`model` is of the model's shape, without positions. Raises InvariantViolation when what was told is not."""
+    try:
+        choices = np.frombuffer(base64.b64decode(told), "<i4").reshape(-1, model.layers, model.chosen)
+    except ValueError as error:
+        raise InvariantViolation(f"SGLang told experts of another shape than the model's: {error}") from error
+    if choices.size and not 0 <= choices.min() <= choices.max() < model.experts:
+        raise InvariantViolation(f"SGLang told experts outside the {model.experts} of the model")
+    return model.replaced(choices.astype(id_type(model.experts)))
+
+
 class SegmentReader:
     """Turns the cumulative events of one segment into chunks of new tokens.
 
     A segment is one request at the server, whole under one version: the engine lets none live through an update. So
     every token's version is known when it arrives, and the spans in the last event must say the same."""
 
-    def __init__(self, input_ids: list[int], version: int) -> None:
+    def __init__(self, input_ids: list[int], version: int, model: Routing | None = None) -> None:
+        """`model`: the shape of the experts that were asked for, without positions."""
         self._input_ids = input_ids
+        self._model = model
         self._version = version
         self._count = 0
         self._cached: int | None = None
@@ -77,6 +96,7 @@ class SegmentReader:
             finish=finish,
             prompt_ids=TokenIds(event.prompt_token_ids or []) if first else None,
             cached_tokens=meta.cached_tokens if first else 0,
+            routing=read_experts(meta.routed_experts, self._model) if self._model and meta.routed_experts else None,
         )
 
     def _finish(self, meta: MetaInfo) -> FinishReason | None:

@@ -32,7 +32,9 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
             contextlib.aclosing(SglangClient(child.url, child.secret, config.control_timeout_s)) as client,
             _publication(config, context, client, models) as publication,
         ):
-            engine = SglangEngine(client, models, publication, config.max_context, config.control_timeout_s)
+            engine = SglangEngine(
+                client, models, publication, config.max_context, config.control_timeout_s, config.tell_routing
+            )
             if config.weights is not None:
                 await engine.update_weights(config.weights)
             server = await serve(engine, Engine, context.address, context.secret)

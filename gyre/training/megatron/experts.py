@@ -4,6 +4,9 @@ auxiliary loss.
 Every tensor-parallel rank holds a slice of every expert, so nothing but the usual sum over ranks is communicated. Each
 token is computed on its own: rows and packed trees give the same result.
 
+With replay (docs/training.md, "Routing replay") the experts of a token are those that the rollout engine chose; their
+weights are the trainer's own router shares, with gradient.
+
 Shapes: `_T` tokens, `_N` = T·k token–expert pairs in the order of the experts.
 """
 
@@ -15,6 +18,8 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, reduce_from_tensor_model_parallel_region
 from torch.nn.functional import grouped_mm, linear, silu
 
+from gyre.core.routing import sparse_layers
+
 
 @dataclass(frozen=True)
 class ExpertSizes:
@@ -24,18 +29,20 @@ class ExpertSizes:
     intermediate: int
     normalized: bool
     """Whether the k router weights of a token are divided by their sum."""
-    dense_layers: frozenset[int]
-    """Layers, counted from 0, that have one ordinary MLP instead."""
+    layers: tuple[int, ...]
+    """Layers, counted from 0, that have experts; the others have one ordinary MLP."""
 
 
 def expert_sizes(hf: Any) -> ExpertSizes | None:
     """From a Hugging Face config; None for a model without experts."""
     if hf.model_type != "qwen3_moe":
         return None
-    layers = range(hf.num_hidden_layers)
-    dense = {i for i in layers if i in hf.mlp_only_layers or (i + 1) % hf.decoder_sparse_step}
     return ExpertSizes(
-        hf.num_experts, hf.num_experts_per_tok, hf.moe_intermediate_size, hf.norm_topk_prob, frozenset(dense)
+        count=hf.num_experts,
+        chosen=hf.num_experts_per_tok,
+        intermediate=hf.moe_intermediate_size,
+        normalized=hf.norm_topk_prob,
+        layers=tuple(sparse_layers(hf.num_hidden_layers, hf.mlp_only_layers, hf.decoder_sparse_step)),
     )
 
 
@@ -55,6 +62,12 @@ class SparseMlp(torch.nn.Module):
         self.router = empty(count, hidden)
         self.gate_up = empty(count, 2, part, hidden)
         self.down = empty(count, hidden, part)
+        self.replayed_Tk: torch.Tensor | None = None
+        """Experts of the tokens of the next forward pass, −1 where the router chooses itself; None: everywhere."""
+
+    def set_layer_number(self, number: int) -> None:
+        """Megatron tells the layer, counted from 1 over all pipeline stages."""
+        self.slot = self.sizes.layers.index(number - 1)
 
     def forward(self, hidden: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         """hidden [T, 1, hidden] → the same shape, and no bias."""
@@ -71,6 +84,9 @@ class SparseMlp(torch.nn.Module):
         with torch.autocast(tokens_T.device.type, enabled=False):
             shares = linear(tokens_T.float(), self.router).softmax(-1)
         weights_Tk, chosen_Tk = shares.topk(self.sizes.chosen)
+        if self.replayed_Tk is not None:
+            chosen_Tk = torch.where(self.replayed_Tk < 0, chosen_Tk, self.replayed_Tk)
+            weights_Tk = shares.gather(-1, chosen_Tk)
         if self.sizes.normalized:
             weights_Tk = weights_Tk / weights_Tk.sum(-1, keepdim=True)
         return weights_Tk.to(tokens_T.dtype), chosen_Tk

@@ -124,6 +124,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
         )
         self.temperature = temperature
+        self.sparse = [module for module in self.modules() if isinstance(module, SparseMlp)]
         self.inverse_frequencies = _inverse_frequencies(hf).to(self.device)
 
     @property
@@ -140,6 +141,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
         A later stage takes its input from `set_input_tensor`.
         """
+        for mlp in self.sparse:
+            mlp.replayed_Tk = None if pack.choices_TL is None else pack.choices_TL[:, mlp.slot].long()
         hidden: torch.Tensor = self.decoder(
             hidden_states=self.embedding(pack.ids_T[None], None) if self.pre_process else None,
             attention_mask=None,
@@ -147,7 +150,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             packed_seq_params=NodeParams(pack.nodes, self.device),
         )
         if not self.post_process:
-            return hidden
+            # A layer's output has the precision of its products; between stages everything is fp32.
+            return hidden.float()
         return self._logprobs(hidden[pack.predictors_U], pack.targets_U)
 
     def _rotary_angles(self, positions_T: torch.Tensor) -> torch.Tensor:
@@ -181,7 +185,7 @@ def _stage_spec(config: PolicyConfig) -> TransformerBlockSubmodules:
 def _layer_spec(config: PolicyConfig, index: int) -> ModuleSpec:
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = NodeAttention
-    if config.experts is not None and index not in config.experts.dense_layers:
+    if config.experts is not None and index in config.experts.layers:
         spec.submodules.mlp = SparseMlp
     return spec
 

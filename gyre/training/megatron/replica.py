@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
-from gyre.core.errors import InvariantViolation
+from gyre.core.errors import ConfigError, InvariantViolation
 from gyre.training.config import Precision
 from gyre.training.megatron import weights
 from gyre.training.megatron.model import build_model, read_config
@@ -23,8 +23,14 @@ class Replica:
         temperature: float = 1.0,
         share_prefixes: bool = True,
         precision: Precision = "float32",
+        replay_routing: bool = False,
     ) -> None:
+        """Raises ConfigError for a model that cannot be trained so."""
         self.model = build_model(read_config(model_dir), temperature)
+        experts = self.model.config.experts
+        if replay_routing and experts is None:
+            raise ConfigError(f"trainer.replay_routing = true, but {model_dir} has no experts; set it to false")
+        self._routing = (len(experts.layers), experts.chosen, experts.count) if replay_routing else None
         weights.mark_shards(self.model)
         self.ddp = DistributedDataParallel(
             self.model.config,
@@ -43,7 +49,7 @@ class Replica:
 
     def pack(self, rows: Sequence[Row]) -> Pack:
         """Lays rows out for one forward pass; it has no tokens when no row has targets."""
-        return pack_rows(rows, self._share_prefixes, self.model.device)
+        return pack_rows(rows, self._share_prefixes, self.model.device, self._routing)
 
     def forward(self, pack: Pack, activation: torch.Tensor | None = None) -> torch.Tensor:
         """One pipeline stage: log π of every target [U] on the last, activations [T, 1, hidden] elsewhere. Stages after
