@@ -27,13 +27,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from gyre.platform import cpu
 from gyre.training.config import ParallelConfig, Precision, TrainerConfig
-from gyre.training.groups import PrefixGroups, StoreServer, connect_store
+from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
 from gyre.training.megatron.attention import attend_masked, attention_over
 from gyre.training.megatron.pack import pack_rows
 from gyre.training.megatron.replica import Replica
 from gyre.training.trainer import MegatronTrainer
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
+from gyre.transport.rendezvous import StoreServer, connect_store
 from gyre.transport.shm import ShmTransport
 
 

@@ -3,7 +3,7 @@
 import os
 
 from gyre.training.commands import PART, Command, CommandStream
-from gyre.training.groups import StoreServer, connect_store
+from gyre.transport.rendezvous import StoreServer, connect_store
 
 
 def test_commands_of_any_size_arrive_in_order_and_leave_nothing(store: StoreServer) -> None:
