@@ -46,15 +46,8 @@ class Seat:
         """A `SeatOrder`. Returns what is wrong with this node, in words, or ""."""
         if self._launcher is None:
             order = msgspec.json.decode(encoded, type=SeatOrder)
-            for file in order.files:
-                found = fingerprint(Path(file.path))
-                if found != file.fingerprint:
-                    state = "has another content than on the launching machine" if found else "cannot be read"
-                    return f"{file.path} {state}; {file.hint}"
-            try:
-                Path(order.logs).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                return f"{order.logs} cannot be made for the logs ({error.strerror})"
+            if complaint := await asyncio.to_thread(_prepare, order):
+                return complaint
             devices = {order.place: _devices()}
             self._launcher = LocalLauncher(
                 Path(order.logs), order.secret, host=order.host, scratch=Path(order.scratch), devices=devices
@@ -87,11 +80,25 @@ class Seat:
         if not start.done():
             start.cancel()
             await asyncio.wait({start})
-        elif start.exception() is None:
+        if not start.cancelled() and start.exception() is None:
             await start.result().stop(grace_s)
 
     async def close(self, grace_s: float) -> None:
         await asyncio.gather(*(self.stop(name, grace_s) for name in self._starts))
+
+
+def _prepare(order: SeatOrder) -> str:
+    """What is wrong with this node, or ""; makes the directory of the logs, which it may share with the launcher."""
+    for file in order.files:
+        found = fingerprint(Path(file.path))
+        if found != file.fingerprint:
+            state = "has another content than on the launching machine" if found else "cannot be read"
+            return f"{file.path} {state}; {file.hint}"
+    try:
+        Path(order.logs).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{order.logs} cannot be made for the logs ({error.strerror})"
+    return ""
 
 
 def _devices() -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn, cast
 
+import msgspec
 import torch
 
 from gyre.core.errors import GroupBroken, NotReady
@@ -59,9 +60,7 @@ class TrainerService:
         if not alone:
             self._commands = _stream(self._config)
             self._results = _stream(self._config)
-        transport = open_transport(
-            self._config.transport, self._config.transport_root, self._name, self._config.host
-        )
+        transport = open_transport(self._config.transport, self._config.transport_root, self._name, self._config.host)
         self._trainer = MegatronTrainer(self._config, transport, (lambda: None) if alone else self._announce)
 
     def _announce(self) -> None:
@@ -148,6 +147,7 @@ def _stream(config: TrainerConfig) -> CommandStream:
 
 async def main(config: TrainerConfig, context: WorkerContext) -> None:
     """Entry of the process (`gyre.launch`): builds the model, serves or follows until cancelled."""
+    config = msgspec.structs.replace(config, host=context.host)
     if config.rank > 0:
         await _follow_in_thread(config, context)
         return

@@ -50,8 +50,8 @@ class Exposed(msgspec.Struct):
 
 class MooncakeTransport:
     """`WeightTransport`. `root` is this process's own directory in shared memory, `host` where other machines reach it.
-    Raises GyreError when the transfer
-    engine does not start. A dead publisher is seen at once; one that hangs, after `stall_s` without any bytes."""
+    Raises GyreError when the transfer engine does not start. A dead publisher is seen at once; one that hangs, after
+    `stall_s` without any bytes."""
 
     def __init__(self, root: str, host: str, section: MooncakeSection) -> None:
         from mooncake.engine import TransferEngine
@@ -59,9 +59,7 @@ class MooncakeTransport:
         self._local = ShmTransport(root)
         self._engine = TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", section.protocol, section.device) != 0:
-            raise GyreError(
-                f"the Mooncake transfer engine did not start at {host} with protocol {section.protocol}"
-            )
+            raise GyreError(f"the Mooncake transfer engine did not start at {host} with protocol {section.protocol}")
         self._stall_s = section.stall_s
         self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._buffers = Buffers(self._engine)

@@ -1,7 +1,5 @@
 """The launcher contract over Ray; `test_ray_launcher.py` runs this file."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from launcher_contract import PLACE, LauncherContract, calling, spec
 from ray_clusters import HEAD, cluster
 
 from gyre.core.errors import ConfigError, GyreError, PeerLost
-from gyre.launch import Launcher, ProcessSpec
+from gyre.launch import ProcessSpec
 from gyre.launch.cluster import RayLauncher
 from gyre.launch.files import fingerprint
 from gyre.launch.placement import NoRoom, Place, SameFile

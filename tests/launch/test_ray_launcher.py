@@ -1,4 +1,4 @@
-"""Runs the Ray cases where nobody can reach the cluster, with Ray's packages on the path, which other tests do without."""
+"""Runs the Ray cases where nobody can reach the cluster. Only they have Ray's packages on the path."""
 
 import os
 import secrets

@@ -16,6 +16,7 @@ from gyre import rpc
 from gyre.core.records import SessionAccess
 from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
+from gyre.launch.base import HERE
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyControl, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.proxies import Proxies, share_of, worker_of

@@ -13,6 +13,7 @@ from gyre import rpc
 from gyre.core.errors import ConfigError, GyreError
 from gyre.engines.base import Engine, Sampling
 from gyre.launch import LocalLauncher, ProcessSpec
+from gyre.launch.base import HERE
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.serving import listeners

@@ -16,7 +16,7 @@ import msgspec
 from gyre.control.base import Loss, Member, MemberLost
 from gyre.control.crew import together
 from gyre.control.live.config import RunConfig
-from gyre.control.live.places import SENDERS, place_of
+from gyre.control.live.launching import SENDERS, place_of
 from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
 from gyre.launch.base import HERE, Launcher, Process, ProcessSpec
