@@ -177,7 +177,10 @@ class RayLauncher:
                         await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise problem from None
-        await asyncio.gather(*(self._sit(name, places[name], node) for name, node in chosen.items()))
+        sitting = (self._sit(name, places[name], node) for name, node in chosen.items())
+        for failure in await asyncio.gather(*sitting, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def _sit(self, name: str, place: Place, node: Node) -> None:
         strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)

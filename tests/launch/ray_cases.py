@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launcher_contract import PLACE, LauncherContract, calling, spec
-from ray_clusters import HEAD, cluster
+from ray_clusters import HEAD, SECOND, cluster, node
 
 from gyre.core.errors import ConfigError, GyreError, PeerLost
 from gyre.launch import ProcessSpec
@@ -54,6 +54,26 @@ class TestRayLauncher(LauncherContract):
         for part in psutil.process_iter(["cmdline", "environ"]):
             assert launcher.secret not in " ".join(part.info["cmdline"] or [])
             assert launcher.secret not in str(part.info["environ"])
+
+
+async def test_a_lost_node_is_named_and_its_place_goes_to_another(
+    ray_cluster: tuple[str, Path], tmp_path: Path
+) -> None:
+    address, _ = ray_cluster
+    with node(f"--address={address}", f"--node-ip-address={SECOND}", "--num-cpus=2", "--num-gpus=4") as second:
+        async with RayLauncher(address, tmp_path, {PLACE: Place(gpus=1, cpus=1.0)}) as launcher:
+            process = await launcher.start(spec())
+            assert process.address.startswith(SECOND)
+            async with calling(launcher, process) as echo:
+                worker = psutil.Process(await echo.pid())
+            [raylet] = [part for part in psutil.Process(second.pid).children() if part.name() == "raylet"]
+            raylet.kill()
+            worker.wait(60)
+            assert await process.wait() == f"node {SECOND} is lost"
+            process = await launcher.start(spec("echo.1"))
+            assert process.address.startswith(HEAD)
+            async with calling(launcher, process) as echo:
+                assert await echo.greet("here", 1) == "hello here"
 
 
 async def test_processes_without_a_place_run_here_and_listen_to_nobody_else(

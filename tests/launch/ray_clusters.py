@@ -17,7 +17,7 @@ def node(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`ray start`; its end takes the node with it."""
     argv = [
         *(sys.executable, "-u", "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
-        *("--object-store-memory", str(80 << 20), "--include-dashboard=false", *arguments),
+        *("--object-store-memory", str(80 << 20), *arguments),
     ]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -40,6 +40,12 @@ def cluster(*arguments: str) -> Iterator[tuple[str, Path]]:
     """One node: the address and the directory with Ray's logs."""
     # Short: Ray puts unix sockets in it.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        where = ["--head", f"--node-ip-address={HEAD}", f"--port={PORT}", f"--temp-dir={directory}"]
+        where = [
+            "--head",
+            "--include-dashboard=false",
+            f"--node-ip-address={HEAD}",
+            f"--port={PORT}",
+            f"--temp-dir={directory}",
+        ]
         with node(*where, *arguments):
             yield f"{HEAD}:{PORT}", Path(directory)
