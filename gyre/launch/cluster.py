@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import msgspec
 import ray
+import ray._private.worker
 from ray._private.state import available_resources_per_node
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -238,3 +239,7 @@ def _connect(address: str) -> None:
             f"no Ray cluster takes this machine at launch.address = {address}: {str(error).splitlines()[0]}; "
             "start it, and this machine as a node of it, with `ray start` (docs/cluster.md)"
         ) from error
+    # As at its own end: Ray would print the last log lines of a lost node into the display of the run.
+    driver = ray._private.worker.global_worker
+    driver.threads_stopped.set()
+    driver.gcs_error_subscriber.close()

@@ -91,6 +91,7 @@ class LocalLauncher:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        self._sweeper.wait()
 
     async def __aenter__(self) -> "LocalLauncher":
         return self
