@@ -132,10 +132,6 @@ class RayLauncher:
     def scratch(self, place: str) -> Path:
         return self._local.scratch(HERE) if place == HERE else SHARED_MEMORY / f"gyre-{self._token}-{place}"
 
-    def node(self, place: str) -> Node:
-        """Where a place is, or was last."""
-        return self._seats[place].node
-
     async def start(self, spec: ProcessSpec) -> Process:
         if spec.place == HERE:
             return await self._local.start(spec)
