@@ -69,6 +69,10 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
     [
         ({"transport": ShmSection()}, r"run\.toml: transport\.kind = shm .* set transport\.kind = mooncake"),
         ({"devices": DevicesSection(ids=["0"])}, r"devices\.ids lists GPUs of this machine.*leave \[devices\] out"),
+        (
+            {"engine": SglangSection(python="python", weights="broadcast", sender_gpu="1")},
+            r'engine\.sender_gpu = "1" names a GPU of this machine',
+        ),
         ({"launch": RaySection(address="a:1", gpus=False)}, r"the engines run on GPUs and launch\.gpus is false"),
     ],
 )
