@@ -42,7 +42,7 @@ def weights(version: int, mb: int) -> dict[str, torch.Tensor]:
 def publish(kinds: list[str], root: str, mb: int, pipe: Connection) -> None:
     """The publisher's process: a new version of every kind, and one shared block, per turn."""
     torch.set_num_threads(1)
-    transports = {kind: open_transport(SECTIONS[kind], root, f"{kind}-publisher") for kind in kinds}
+    transports = {kind: open_transport(SECTIONS[kind], root, f"{kind}-publisher", "127.0.0.1") for kind in kinds}
     while (version := pipe.recv()) is not None:
         tensors = weights(version, mb)
         block = SharedMemory(create=True, size=mb * MB)
@@ -83,7 +83,7 @@ def measure(kinds: list[str], mb: int, repeats: int) -> dict[str, object]:
         pipe, theirs = context.Pipe()
         publisher = context.Process(target=publish, args=(kinds, root, mb, theirs))
         publisher.start()
-        readers = {kind: open_transport(SECTIONS[kind], root, f"{kind}-reader") for kind in kinds}
+        readers = {kind: open_transport(SECTIONS[kind], root, f"{kind}-reader", "127.0.0.1") for kind in kinds}
         parameters = weights(0, mb)
         target = np.ones(mb * MB, np.uint8)
         # The first turn warms up.

@@ -10,11 +10,12 @@ from pathlib import Path
 from gyre.cli.progress import Progress
 from gyre.cli.report import final_report
 from gyre.control.live.config import RunConfig, check
-from gyre.control.live.run import LOOPBACK, run
+from gyre.control.live.run import run
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError
 from gyre.harnesses import check as check_harness
 from gyre.harnesses import load_profile
+from gyre.launch.local import LOOPBACK
 from gyre.store import RunDir
 from gyre.store.rundir import Checkpoint
 from gyre.tasks import load_tasks

@@ -1,4 +1,5 @@
-"""Starting and watching Gyre's processes: `LocalLauncher` for one machine, behind the contract of `base`."""
+"""Starting and watching Gyre's processes, behind the contract of `base`: `LocalLauncher` for one machine;
+`cluster.RayLauncher`, which needs the package ray, for several."""
 
 from gyre.launch.base import Launcher, Process, ProcessSpec, WorkerContext
 from gyre.launch.local import LocalLauncher

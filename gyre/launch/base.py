@@ -1,13 +1,17 @@
-"""What it means to start and watch a process of Gyre. `local` supervises subprocesses; Ray actors fit behind it.
+"""What it means to start and watch a process of Gyre: `local` on this machine, `cluster` on the nodes of a Ray cluster.
 
 A worker is a function `async def main(config: ConfigStruct, context: WorkerContext) -> None` named by its import path.
 It serves its RPC Protocol, calls `context.ready(address)`, and runs until cancelled.
 """
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
+
+HERE = ""
+"""The place on the launcher's own machine that has no devices."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +21,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`package.module:function` of the worker."""
     config: msgspec.Raw
     """The worker's config Struct as JSON; the worker decodes it strictly."""
+    place: str = HERE
+    """Where it runs. Processes of one place share a machine and its devices."""
+    devices: list[int] = []
+    """Which of its place's devices it sees, as indices; a place without devices shows none."""
     env: dict[str, str] = {}
     start_timeout_s: float = 120.0
 
@@ -26,11 +34,13 @@ class WorkerContext(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     address: str
-    """Where the worker must serve its RPC."""
+    """Where the worker must serve its RPC: `unix:/path`, or `host:0` for a free port."""
+    host: str
+    """Where the other processes of the run reach this machine."""
     secret: str
     """Shared by the processes of one run; never logged."""
-    ready: Callable[[], None]
-    """To be called once, when the RPC server answers."""
+    ready: Callable[[str], None]
+    """To be called once, when the RPC server answers, with its address; "" when it serves nothing."""
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +50,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     entry: str
     config: msgspec.Raw
     address: str
+    host: str
     secret: str
     ready_fd: int
 
@@ -49,6 +60,8 @@ class Process(Protocol):
 
     spec: ProcessSpec
     address: str
+    log: str
+    """Where its output is, in words."""
 
     async def wait(self) -> str:
         """Returns when the process has ended, with the reason in words ("exit 0", "killed by signal 9")."""
@@ -62,6 +75,12 @@ class Process(Protocol):
 class Launcher(Protocol):
     secret: str
     """What RPC clients of the started processes must present."""
+    host: str
+    """Where the started processes reach this machine."""
+
+    def scratch(self, place: str) -> Path:
+        """Private directory on the place's machine, best in shared memory; it goes when the place does."""
+        ...
 
     async def start(self, spec: ProcessSpec) -> Process:
         """Returns when the process is ready. Raises GyreError with the tail of its log when it is not ready in time."""

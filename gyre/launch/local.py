@@ -1,17 +1,19 @@
 """Supervises worker processes on this machine.
 
-Each worker is a session of its own (a terminal's Ctrl-C does not reach it), logs to `<logs>/<name>.log`, serves RPC on
-a unix socket in a private directory, and ends when the supervisor does, however the supervisor ends.
+Each worker is a session of its own (a terminal's Ctrl-C does not reach it), logs to `<logs>/<name>.log`, and ends when
+the supervisor does, however the supervisor ends; so does the supervisor's scratch directory. RPC is served on unix
+sockets in that directory or, for a launcher that other machines must reach, on free TCP ports of `host`.
 """
 
 import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,15 +21,21 @@ import msgspec
 from gyre.core.errors import GyreError
 from gyre.launch.base import ProcessSpec, WorkerOrder
 
+LOOPBACK = "127.0.0.1"
+SHARED_MEMORY = Path("/dev/shm")
 LOG_TAIL_LINES = 12
+SWEEP = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$1") &'
+"""Reads its standard input until nobody is left to write it, then removes a directory and closes its output. It is no
+child of the supervisor: Ray kills those of an actor that ends."""
 
 
 class LocalProcess:
     """A running worker; satisfies `launch.base.Process`."""
 
-    def __init__(self, spec: ProcessSpec, address: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, spec: ProcessSpec, log: Path, process: asyncio.subprocess.Process) -> None:
         self.spec = spec
-        self.address = address
+        self.address = ""
+        self.log = str(log)
         self._process = process
 
     @property
@@ -54,14 +62,36 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """`launch.base.Launcher` for one machine. `close()` (or `async with`) ends everything it started."""
+    """`launch.base.Launcher` for one machine. `close()` (or `async with`) ends everything it started.
 
-    def __init__(self, logs: Path, secret: str | None = None) -> None:
+    `devices`: ids of each place's devices, as CUDA_VISIBLE_DEVICES names them. `host`: where other machines reach this
+    one; without it nothing listens but unix sockets.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        secret: str | None = None,
+        *,
+        host: str | None = None,
+        scratch: Path | None = None,
+        devices: Mapping[str, Sequence[str]] = {},
+    ) -> None:
         self._logs = logs
         self.secret = secret or secrets.token_urlsafe(32)
-        # Unix socket paths are limited to ~100 bytes, so not inside the run directory.
-        self.sockets = Path(tempfile.mkdtemp(prefix="gyre-"))
+        self.host = host or LOOPBACK
+        self._listens = host is not None
+        self._devices = devices
+        self._scratch = scratch or new_scratch()
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
         self._processes: list[LocalProcess] = []
+        self._sweeper = subprocess.Popen(
+            ["sh", "-c", SWEEP, "sh", self._scratch],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._sweeper.wait()
 
     async def __aenter__(self) -> "LocalLauncher":
         return self
@@ -71,16 +101,19 @@ class LocalLauncher:
 
     async def close(self) -> None:
         await self.stop_all(grace_s=10.0)
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        await asyncio.to_thread(self._sweeper.communicate)
+
+    def scratch(self, place: str) -> Path:  # noqa: ARG002
+        return self._scratch
 
     async def start(self, spec: ProcessSpec) -> LocalProcess:
-        address = f"unix:{self.sockets}/{spec.name}.sock"
         read_fd, write_fd = os.pipe()
         order = WorkerOrder(
             name=spec.name,
             entry=spec.entry,
             config=spec.config,
-            address=address,
+            address=f"{self.host}:0" if self._listens else f"unix:{self._scratch}/{spec.name}.sock",
+            host=self.host,
             secret=self.secret,
             ready_fd=write_fd,
         )
@@ -94,19 +127,19 @@ class LocalLauncher:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **spec.env},
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": self._visible(spec), **spec.env},
                     pass_fds=(write_fd,),
                     start_new_session=True,
                 )
         finally:
             os.close(write_fd)
-        started = LocalProcess(spec, address, process)
+        started = LocalProcess(spec, log_path, process)
         self._processes.append(started)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         try:
             async with asyncio.timeout(spec.start_timeout_s):
-                await _ready(read_fd)
+                started.address = await _ready(read_fd)
         except (TimeoutError, EOFError) as error:
             await started.stop(grace_s=0.0)
             why = "was not ready in time" if isinstance(error, TimeoutError) else "ended while starting"
@@ -120,17 +153,29 @@ class LocalLauncher:
         stopping, self._processes = self._processes, []
         await asyncio.gather(*(process.stop(grace_s) for process in stopping))
 
+    def _visible(self, spec: ProcessSpec) -> str:
+        ids = self._devices.get(spec.place, ())
+        return ",".join(ids[index] for index in spec.devices) if ids else ""
 
-async def _ready(fd: int) -> None:
-    """Waits for the worker's word on the pipe. Raises EOFError when the pipe closes without it."""
+
+def new_scratch() -> Path:
+    """A new private directory, in shared memory where there is some. Its path is short: unix sockets in it are limited
+    to about 100 bytes."""
+    return Path(tempfile.mkdtemp(prefix="gyre-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+
+
+async def _ready(fd: int) -> str:
+    """The address that the worker tells on the pipe. Raises EOFError when the pipe closes without it."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
     try:
-        if await reader.read(5) != b"ready":
-            raise EOFError
+        line = await reader.readline()
     finally:
         transport.close()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    return line.decode().rstrip("\n")
 
 
 def _tail(path: Path) -> str:

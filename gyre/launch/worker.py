@@ -35,15 +35,15 @@ async def _run(order: WorkerOrder) -> None:
     function, config_type = load_entry(order.entry)
     config = msgspec.json.decode(bytes(order.config), type=config_type)
 
-    def ready() -> None:
+    def ready(address: str) -> None:
         # Modules and models live as long as the process: without this, each full collection walks all of them again,
         # a third of a second in which the worker does nothing else.
         gc.collect()
         gc.freeze()
-        os.write(order.ready_fd, b"ready")
+        os.write(order.ready_fd, f"{address}\n".encode())
         os.close(order.ready_fd)
 
-    context = WorkerContext(name=order.name, address=order.address, secret=order.secret, ready=ready)
+    context = WorkerContext(name=order.name, address=order.address, host=order.host, secret=order.secret, ready=ready)
     main = asyncio.ensure_future(function(config, context))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, main.cancel)

@@ -60,7 +60,7 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
     try:
         async with serve_http(app, listeners(config)):
             server = await serve(proxy, ProxyControl, context.address, context.secret)
-            context.ready()
+            context.ready(server.address)
             try:
                 await asyncio.Event().wait()
             finally:

@@ -26,7 +26,7 @@ async def main(config: RunnerConfig, context: WorkerContext) -> None:
         runner = LocalRunner(config, store)
         server = await serve(runner, Runner, context.address, context.secret)
         try:
-            context.ready()
+            context.ready(server.address)
             await asyncio.Event().wait()
         finally:
             await runner.shutdown()

@@ -69,7 +69,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     store: str
     """host:port of the rendezvous store that the controller serves (`transport.rendezvous.StoreServer`)."""
     host: str = "127.0.0.1"
-    """Address at which the other cells reach this one."""
+    """Address at which the other cells reach this one; the worker has it from its launcher."""
     rank: int = 0
     """Rank inside the cell."""
     parallel: ParallelConfig = ParallelConfig()

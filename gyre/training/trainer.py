@@ -57,7 +57,7 @@ class MegatronTrainer:
         self._core = config.cell == 0
         store = connect_store(config.store, STORE_TIMEOUT_S)
         name = f"cell/{config.cell}/{config.incarnation}"
-        parallel.initialize(config.parallel, config.rank, name, store, config.host)
+        parallel.initialize(config.parallel, config.rank, name, store)
         self._replica = Replica(
             config.model_dir, config.temperature, config.share_prefixes, config.precision, config.replay_routing
         )

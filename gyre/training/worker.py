@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn, cast
 
+import msgspec
 import torch
 
 from gyre.core.errors import GroupBroken, NotReady
@@ -59,7 +60,7 @@ class TrainerService:
         if not alone:
             self._commands = _stream(self._config)
             self._results = _stream(self._config)
-        transport = open_transport(self._config.transport, self._config.transport_root, self._name)
+        transport = open_transport(self._config.transport, self._config.transport_root, self._name, self._config.host)
         self._trainer = MegatronTrainer(self._config, transport, (lambda: None) if alone else self._announce)
 
     def _announce(self) -> None:
@@ -124,7 +125,7 @@ def follow(config: TrainerConfig, name: str, ready: Callable[[], None]) -> NoRet
     written to the stream and raised, which ends the cell."""
     torch.set_num_threads(config.threads)
     stream = _stream(config)
-    trainer = MegatronTrainer(config, open_transport(config.transport, config.transport_root, name))
+    trainer = MegatronTrainer(config, open_transport(config.transport, config.transport_root, name, config.host))
     ready()
     while True:
         number, command = stream.next()
@@ -146,13 +147,14 @@ def _stream(config: TrainerConfig) -> CommandStream:
 
 async def main(config: TrainerConfig, context: WorkerContext) -> None:
     """Entry of the process (`gyre.launch`): builds the model, serves or follows until cancelled."""
+    config = msgspec.structs.replace(config, host=context.host)
     if config.rank > 0:
         await _follow_in_thread(config, context)
         return
     service = TrainerService(config, context.name)
     await service.start()
     server = await serve(service, Trainer, context.address, context.secret)
-    context.ready()
+    context.ready(server.address)
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -166,7 +168,7 @@ async def _follow_in_thread(config: TrainerConfig, context: WorkerContext) -> No
     ended: asyncio.Future[None] = loop.create_future()
 
     def ready() -> None:
-        loop.call_soon_threadsafe(context.ready)
+        loop.call_soon_threadsafe(context.ready, "")
 
     def run() -> None:
         try:

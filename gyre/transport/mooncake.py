@@ -49,20 +49,19 @@ class Exposed(msgspec.Struct):
 
 
 class MooncakeTransport:
-    """`WeightTransport`. `root` is this process's own directory in shared memory. Raises GyreError when the transfer
-    engine does not start. A dead publisher is seen at once; one that hangs, after `stall_s` without any bytes."""
+    """`WeightTransport`. `root` is this process's own directory in shared memory, `host` where other machines reach it.
+    Raises GyreError when the transfer engine does not start. A dead publisher is seen at once; one that hangs, after
+    `stall_s` without any bytes."""
 
-    def __init__(self, root: str, section: MooncakeSection) -> None:
+    def __init__(self, root: str, host: str, section: MooncakeSection) -> None:
         from mooncake.engine import TransferEngine
 
         self._local = ShmTransport(root)
         self._engine = TransferEngine()
-        if self._engine.initialize(section.host, "P2PHANDSHAKE", section.protocol, section.device) != 0:
-            raise GyreError(
-                f"the Mooncake transfer engine did not start at {section.host} with protocol {section.protocol}"
-            )
+        if self._engine.initialize(host, "P2PHANDSHAKE", section.protocol, section.device) != 0:
+            raise GyreError(f"the Mooncake transfer engine did not start at {host} with protocol {section.protocol}")
         self._stall_s = section.stall_s
-        self._session = f"{section.host}:{self._engine.get_rpc_port()}"
+        self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._buffers = Buffers(self._engine)
         self._exposed: dict[str, Exposed] = {}
         """By digest and version."""

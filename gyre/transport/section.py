@@ -23,12 +23,10 @@ class MooncakeSection(
 ):
     """One-sided reads of the Mooncake Transfer Engine, between machines.
 
-    Mooncake listens on every interface of the machine, whatever `host` says, and serves whoever asks: use it in a
+    Mooncake listens on every interface of the machine and serves whoever asks: use it in a
     trusted network or a network namespace only.
     """
 
-    host: str = "127.0.0.1"
-    """Address at which other machines reach this one."""
     protocol: str = "tcp"
     """"tcp" or "rdma"."""
     device: str = ""
@@ -52,14 +50,14 @@ def require(section: TransportSection) -> None:
             ) from None
 
 
-def open_transport(section: TransportSection, root: str, name: str) -> "WeightTransport":
+def open_transport(section: TransportSection, root: str, name: str, host: str) -> "WeightTransport":
     """The transport of the process `name` of a run, which alone publishes under `root`/`name`; best in shared memory.
-    Raises GyreError when it does not start."""
+    `host`: where other machines reach this one. Raises GyreError when it does not start."""
     own = f"{root}/{name}"
     if isinstance(section, MooncakeSection):
         from gyre.transport.mooncake import MooncakeTransport
 
-        return MooncakeTransport(own, section)
+        return MooncakeTransport(own, host, section)
     from gyre.transport.shm import ShmTransport
 
     return ShmTransport(own)

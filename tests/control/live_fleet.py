@@ -17,9 +17,9 @@ from gyre.control.live.config import (
     TasksSection,
     TrainerSection,
 )
+from gyre.control.live.launching import open_launcher
 from gyre.control.live.processes import Fleet
 from gyre.engines.section import LocalSection
-from gyre.launch import LocalLauncher
 from gyre.proxy.base import DrainReport, EngineRoute
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
@@ -87,9 +87,9 @@ def run_config(
 async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, LiveCells]]:
     """Engines and trainers with version 0 published; no proxy and no runner."""
     run_dir = RunDir.create(root / "run", "")
-    rendezvous = StoreServer("127.0.0.1")
-    async with LocalLauncher(run_dir.logs) as launcher:
-        fleet = Fleet(launcher, config, run_dir, root, rendezvous.address)
+    async with open_launcher(config, run_dir) as launcher:
+        rendezvous = StoreServer(launcher.host)
+        fleet = Fleet(launcher, config, run_dir, rendezvous.address)
         fleet.proxy = ProxyThatRecords()  # type: ignore[assignment]
         try:
             await fleet.start_members()

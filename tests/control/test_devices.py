@@ -11,6 +11,7 @@ from live_fleet import run_config
 
 from gyre.control.live.config import DevicesSection, RecoverySection, RunConfig
 from gyre.control.live.devices import place
+from gyre.control.live.launching import devices_here
 from gyre.control.live.processes import Fleet
 from gyre.core.errors import ConfigError
 from gyre.engines.section import SglangSection
@@ -24,12 +25,16 @@ class LauncherThatNotes:
     """Starts nothing."""
 
     secret = "s"
+    host = "127.0.0.1"
 
     def __init__(self) -> None:
-        self.seen: dict[str, str] = {}
+        self.seen: dict[str, tuple[str, list[int]]] = {}
+
+    def scratch(self, place: str) -> Path:
+        return Path("/nowhere", place)
 
     async def start(self, spec: ProcessSpec) -> "Idle":
-        self.seen[spec.name] = spec.env["CUDA_VISIBLE_DEVICES"]
+        self.seen[spec.name] = (spec.place, spec.devices)
         return Idle(spec)
 
     async def stop_all(self, grace_s: float) -> None: ...
@@ -39,6 +44,7 @@ class Idle:
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self.address = "unix:/nobody"
+        self.log = ""
 
     async def wait(self) -> str:
         return await asyncio.get_running_loop().create_future()
@@ -54,19 +60,21 @@ def config(ids: list[str]) -> RunConfig:
 
 
 async def seen(run: RunConfig, root: Path) -> dict[str, str]:
+    """Ids of the devices that each process sees, one after another."""
     launcher = LauncherThatNotes()
-    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), root, "")
+    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "")
     await fleet.start_members()
     await fleet.close()
-    return launcher.seen
+    ids = devices_here(run)
+    return {name: "".join(ids[place][device] for device in devices) for name, (place, devices) in launcher.seen.items()}
 
 
 async def test_a_cell_shares_its_devices_and_pool_engines_have_their_own(tmp_path: Path) -> None:
     assert await seen(config(list("01234567")), tmp_path) == {
-        "engine-0": "0,1",
-        "engine-1": "2,3",
-        "engine-pool1": "4,5",
-        "engine-pool2": "6,7",
+        "engine-0": "01",
+        "engine-1": "23",
+        "engine-pool1": "45",
+        "engine-pool2": "67",
         "trainer-0": "0",
         "trainer-0-rank1": "1",
         "trainer-1": "2",
@@ -74,15 +82,11 @@ async def test_a_cell_shares_its_devices_and_pool_engines_have_their_own(tmp_pat
     }
 
 
-async def test_without_devices_nothing_sees_a_gpu(tmp_path: Path) -> None:
-    assert set((await seen(config([]), tmp_path)).values()) == {""}
-
-
 async def test_a_weight_sender_has_a_device_of_its_own(tmp_path: Path) -> None:
     run = config(list("01234567"))
     engine = SglangSection(python="python", tensor=2, weights="broadcast", sender_gpu="8")
     found = await seen(msgspec.structs.replace(run, engine=engine), tmp_path)
-    assert (found["engine-1"], found["engine-1-sender"], found["engine-pool2-sender"]) == ("2,3", "8", "8")
+    assert (found["engine-1"], found["engine-1-sender"], found["engine-pool2-sender"]) == ("23", "8", "8")
     with pytest.raises(ConfigError, match=r'sender_gpu = "8" is in devices\.ids'):
         msgspec.structs.replace(config(list("012345678")), engine=engine).placement()
 

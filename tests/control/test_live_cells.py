@@ -18,7 +18,7 @@ pytestmark = pytest.mark.live
 
 def snapshots(fleet: Fleet) -> set[int]:
     """Versions that the core holds for readers."""
-    files = Path(fleet.transport_root, "trainer-0").glob("*.safetensors")
+    files = Path(fleet.transport_root(0), "trainer-0").glob("*.safetensors")
     return {int(file.name[1:].partition("-")[0]) for file in files}
 
 

@@ -40,7 +40,7 @@ async def test_who_does_not_answer_is_ended_and_who_answers_is_not(name: str, tm
     run_dir = RunDir.create((tmp_path / "run").resolve(), "")
     run_dir.open_store().close()
     async with LocalLauncher(run_dir.logs) as launcher:
-        fleet = Fleet(launcher, config, run_dir, tmp_path, "")
+        fleet = Fleet(launcher, config, run_dir, "")
         await fleet.start_essentials()
         ended = asyncio.ensure_future(fleet.essential_end())
         await fleet.end_silent(30.0)

@@ -101,7 +101,7 @@ class Saboteur:
 
 async def parameters(fleet: Fleet) -> dict[str, torch.Tensor]:
     core = fleet.member(Member("trainer", 0)).connection.stub
-    return ShmTransport(fleet.transport_root).pull(await core.publish())
+    return ShmTransport(fleet.transport_root(0)).pull(await core.publish())
 
 
 async def one_cell(fleet: Fleet, checkpoint: str) -> dict[str, torch.Tensor]:

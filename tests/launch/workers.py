@@ -1,6 +1,8 @@
 """Workers that the launch tests start as real processes."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -15,11 +17,14 @@ class EchoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     greeting: str
     broken: bool = False
     deaf: bool = False
+    stubborn: bool = False
 
 
 class Echo(Protocol):
     async def greet(self, name: str, times: int) -> str: ...
     async def refuse(self) -> None: ...
+    async def pid(self) -> int: ...
+    async def devices(self) -> str: ...
     def count(self, n: int) -> AsyncIterator[int]: ...
 
 
@@ -34,6 +39,12 @@ class EchoService:
     async def refuse(self) -> None:
         raise NotReady("no weights yet")
 
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def devices(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
     async def count(self, n: int) -> AsyncIterator[int]:
         for i in range(n):
             yield i
@@ -43,9 +54,11 @@ class EchoService:
 async def main(config: EchoConfig, context: WorkerContext) -> None:
     if config.broken:
         raise RuntimeError("broken on purpose")
+    if config.stubborn:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
     server = await serve(EchoService(config.greeting), Echo, context.address, context.secret)
     if not config.deaf:
-        context.ready()
+        context.ready(server.address)
     try:
         await asyncio.Event().wait()
     finally:

@@ -16,6 +16,7 @@ from gyre import rpc
 from gyre.core.records import SessionAccess
 from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
+from gyre.launch.base import HERE
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyControl, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.proxies import Proxies, share_of, worker_of
@@ -117,7 +118,7 @@ async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path
         async def start(number: int) -> tuple[str, rpc.Connection[Any]]:
             config = ProxyConfig(
                 run_dir=str(run.root), tokenizer_dir=str(tokenizer_dir), family="qwen3", max_context=4000,
-                max_new_tokens=1000, socket=str(launcher.sockets / f"http-{number}.sock"),
+                max_new_tokens=1000, socket=str(launcher.scratch(HERE) / f"http-{number}.sock"),
             )  # fmt: skip
             spec = ProcessSpec(
                 name=f"proxy-{number}", entry="gyre.proxy.worker:main", config=msgspec.Raw(msgspec.json.encode(config))
@@ -128,7 +129,7 @@ async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path
         sockets, connections = zip(*await asyncio.gather(*(start(number) for number in range(WORKERS))), strict=True)
         proxies = Proxies([connection.stub for connection in connections])
         servers = [
-            await rpc.serve(engine, Engine, f"unix:{launcher.sockets}/engine-{cell}", launcher.secret)
+            await rpc.serve(engine, Engine, f"unix:{launcher.scratch(HERE)}/engine-{cell}", launcher.secret)
             for cell, engine in enumerate(engines)
         ]
         routes = [EngineRoute(cell=cell, address=server.address, capacity=8) for cell, server in enumerate(servers)]

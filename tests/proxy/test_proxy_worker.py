@@ -13,6 +13,7 @@ from gyre import rpc
 from gyre.core.errors import ConfigError, GyreError
 from gyre.engines.base import Engine, Sampling
 from gyre.launch import LocalLauncher, ProcessSpec
+from gyre.launch.base import HERE
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.serving import listeners
@@ -37,11 +38,11 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
     proxy_tokenizer.save_pretrained(tokenizer_dir)
     engine = ScriptedEngine(Script(proxy_tokenizer, lambda prompt: "hello there"), version=7)
     async with LocalLauncher(run.logs) as launcher:
-        http_socket = str(launcher.sockets / "http.sock")
+        http_socket = str(launcher.scratch(HERE) / "http.sock")
         config = config_of(run.root, tokenizer_dir=str(tokenizer_dir), socket=http_socket)
         encoded = msgspec.Raw(msgspec.json.encode(config))
         process = await launcher.start(ProcessSpec(name="proxy", entry="gyre.proxy.worker:main", config=encoded))
-        server = await rpc.serve(engine, Engine, f"unix:{launcher.sockets}/engine-test", launcher.secret)
+        server = await rpc.serve(engine, Engine, f"unix:{launcher.scratch(HERE)}/engine-test", launcher.secret)
         connection = rpc.connect(ProxyControl, process.address, launcher.secret)
         proxy = connection.stub
         access = await proxy.open_session(SessionSpec(execution_id="g0-0", harness="claude_code"))

@@ -30,7 +30,13 @@ SHAPES = [[30, 17, 8], [22], [12, 12], [9, 26], [40], [15, 15, 15]]
 
 
 def serve_cell(config: TrainerConfig, address: str, ready: Any) -> None:
-    context = WorkerContext(name=f"trainer-{config.cell}", address=address, secret="secret", ready=ready.set)
+    context = WorkerContext(
+        name=f"trainer-{config.cell}",
+        address=address,
+        host="127.0.0.1",
+        secret="secret",
+        ready=lambda _: ready.set(),
+    )
     asyncio.run(worker.main(config, context))
 
 

@@ -50,7 +50,7 @@ class TestMooncake(RemoteContract):
 
 def test_memory_that_is_not_registered_is_never_read_into(tmp_path):
     """Mooncake's TCP transport would do it."""
-    transport = MooncakeTransport(str(tmp_path), MooncakeSection())
+    transport = MooncakeTransport(str(tmp_path), "127.0.0.1", MooncakeSection())
     memory = np.memmap(tmp_path / "m", dtype=np.uint8, mode="w+", shape=64)
     with pytest.raises(InvariantViolation, match="outside every registered buffer"):
         transport._read("127.0.0.1:1", 0, memory, 0)

@@ -95,7 +95,7 @@ class TransportContract:
 
     @pytest.fixture
     def reader(self, publisher, root) -> WeightTransport:
-        return open_transport(SECTIONS[self.kind], str(root), "reader")
+        return open_transport(SECTIONS[self.kind], str(root), "reader", "127.0.0.1")
 
     def test_pull_returns_the_published_bits(self, publisher, reader):
         ref = publisher.publish(3)

@@ -30,7 +30,7 @@ def main(kind: str) -> None:
         command, *arguments = json.loads(line)
         answer: object = None
         if command == "open":
-            transport = open_transport(SECTIONS[kind], *arguments)
+            transport = open_transport(SECTIONS[kind], *arguments, "127.0.0.1")
         elif command == "publish":
             version, seed, size = arguments
             source = weights(seed, size)

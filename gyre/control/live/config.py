@@ -19,6 +19,8 @@ from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
 from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.harnesses import ContextWindow
+from gyre.launch import section as launch
+from gyre.launch.section import HereSection, LaunchSection, RaySection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig
@@ -104,7 +106,7 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[devices]: the GPUs of this machine that the run may use."""
+    """[devices]: the GPUs of this machine that the run may use. In a Ray cluster its nodes know theirs."""
 
     ids: list[str] = []
     """As CUDA_VISIBLE_DEVICES names them. None: everything runs on the CPU. docs/training.md says who gets which."""
@@ -134,18 +136,22 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     admission: AdmissionSection = AdmissionSection()
     recovery: RecoverySection = RecoverySection()
     devices: DevicesSection = DevicesSection()
+    launch: LaunchSection = HereSection()
+
+    def needs(self) -> dict[int, int]:
+        """Devices of each cell and pool engine, when the run has any."""
+        scheduler, engine = self.scheduler, self.engine.gpus
+        cell = max(self.trainer.parallel.ranks, 0 if scheduler.policy == "async" else engine)
+        return dict.fromkeys(range(scheduler.K), cell) | dict.fromkeys(scheduler.pool, engine)
 
     def placement(self) -> Placement:
         """Raises ConfigError when the devices are too few, or a weight sender has one of them."""
-        scheduler, engine = self.scheduler, self.engine.gpus
         if self.engine.sender_gpu in self.devices.ids:
             raise ConfigError(
                 f'engine.sender_gpu = "{self.engine.sender_gpu}" is in devices.ids: NCCL takes no two ranks on one '
                 "device, so leave it out there, or leave sender_gpu out to broadcast from host memory"
             )
-        cell = max(self.trainer.parallel.ranks, 0 if scheduler.policy == "async" else engine)
-        needs = dict.fromkeys(range(scheduler.K), cell) | dict.fromkeys(scheduler.pool, engine)
-        return place(self.devices.ids, needs)
+        return place(self.devices.ids, self.needs())
 
     def limits(self) -> Limits:
         return Limits(losses=self.recovery.losses, no_engine_s=self.recovery.no_engine_s)
@@ -238,15 +244,14 @@ def check(config: RunConfig, where: str) -> None:
         )
     try:
         config.engine.require(config.rollout.max_context)
-        config.placement()
         transport.require(config.transport)
+        launch.require(config.launch)
+        if isinstance(config.launch, RaySection):
+            _check_cluster(config, config.launch)
+        else:
+            _check_devices(config)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    if config.engine.gpus and not config.devices.ids:
-        raise ConfigError(
-            f"{where}: the engines run on GPUs and devices.ids lists none; name those of this machine, "
-            'such as ids = ["0", "1"], or set engine.device = "cpu"'
-        )
     sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
     if config.trainer.replay_routing and not expert_count(sizes):
         raise ConfigError(
@@ -254,6 +259,37 @@ def check(config: RunConfig, where: str) -> None:
             "whose choice could be replayed; set it to false"
         )
     _check_layout(config, sizes, where)
+
+
+def _check_devices(config: RunConfig) -> None:
+    config.placement()
+    if config.engine.gpus and not config.devices.ids:
+        raise ConfigError(
+            "the engines run on GPUs and devices.ids lists none; name those of this machine, "
+            'such as ids = ["0", "1"], or set engine.device = "cpu"'
+        )
+
+
+def _check_cluster(config: RunConfig, section: RaySection) -> None:
+    if config.devices.ids:
+        raise ConfigError(
+            "devices.ids lists GPUs of this machine, and with launch.kind = ray the nodes say which they have; "
+            "leave [devices] out"
+        )
+    if isinstance(config.transport, ShmSection):
+        raise ConfigError(
+            "transport.kind = shm ends at the machine, and with launch.kind = ray cells may be on several; "
+            "set transport.kind = mooncake"
+        )
+    if config.engine.gpus and not section.gpus:
+        raise ConfigError(
+            'the engines run on GPUs and launch.gpus is false; leave it out, or set engine.device = "cpu"'
+        )
+    if config.engine.sender_gpu:
+        raise ConfigError(
+            f'engine.sender_gpu = "{config.engine.sender_gpu}" names a GPU of this machine, and with launch.kind = ray '
+            "engines may be on several; leave it out to broadcast from host memory"
+        )
 
 
 def _check_layout(config: RunConfig, sizes: dict[str, Any], where: str) -> None:

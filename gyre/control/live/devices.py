@@ -1,4 +1,4 @@
-"""Which GPUs each process of a run sees.
+"""Which GPUs of one machine each cell gets.
 
 Engine and trainer of a cell share its devices, since at most one of the two holds memory; pool engines have their own.
 A process learns its devices from CUDA_VISIBLE_DEVICES: a training rank finds exactly one, an engine those of all its
@@ -24,8 +24,3 @@ def place(ids: Sequence[str], cells: Mapping[int, int]) -> Placement:
     order = sorted(cells, key=lambda cell: (cell < 0, abs(cell)))
     free = iter(ids)
     return {cell: [next(free) for _ in range(cells[cell])] if ids else [] for cell in order}
-
-
-def visible(devices: Sequence[str]) -> dict[str, str]:
-    """Environment of a process that may use exactly these."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}

@@ -9,7 +9,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,10 +16,10 @@ import msgspec
 from gyre.control.base import Loss, Member, MemberLost
 from gyre.control.crew import together
 from gyre.control.live.config import RunConfig
-from gyre.control.live.devices import visible
+from gyre.control.live.launching import SENDERS, place_of
 from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
-from gyre.launch.base import Launcher, Process, ProcessSpec
+from gyre.launch.base import HERE, Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
 from gyre.proxy.proxies import Proxies
 from gyre.rpc import Connection, connect
@@ -50,19 +49,16 @@ class Started:
 
 
 class Fleet:
-    """The running processes of one run, as typed stubs. `scratch` is a private directory, best in shared memory."""
+    """The running processes of one run, as typed stubs."""
 
     proxy: ProxyControl
     runner: Runner
 
-    def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, scratch: Path, store: str) -> None:
+    def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, store: str) -> None:
         self._launcher = launcher
         self._config = config
         self._run_dir = run_dir
-        self.transport_root = str(scratch / "weights")
-        self._scratch = scratch
         self._store = store
-        self._placement = config.placement()
         self._members: dict[Member, Started] = {}
         self._incarnations: Counter[Member] = Counter()
         self._essential: dict[Process, Connection[Any]] = {}
@@ -107,6 +103,10 @@ class Fleet:
     def engines(self) -> list[Started]:
         return [started for member, started in self._members.items() if member.part == "engine"]
 
+    def transport_root(self, cell: int) -> str:
+        """Directory under which the processes of a cell publish weights and KV."""
+        return str(self._launcher.scratch(place_of(cell)) / "weights")
+
     def route(self, cell: int) -> EngineRoute | None:
         """Where the engine of a cell is reached; None while it has no process."""
         started = self._members.get(Member("engine", cell))
@@ -131,25 +131,24 @@ class Fleet:
         self._members[member] = Started(member, processes, connection, watch)
 
     async def _start_engine(self, cell: int, name: str, incarnation: int) -> list[Process]:
-        section, devices = self._config.engine, self._placement[cell][: self._config.engine.gpus]
-        config = self._config.engine_config(cell, self.transport_root, incarnation)
-        sender_config = section.sender_config(self.transport_root, self._config.transport)
+        section, place, root = self._config.engine, place_of(cell), self.transport_root(cell)
+        config = self._config.engine_config(cell, root, incarnation)
+        devices, start_timeout_s = range(section.gpus), section.start_timeout_s
+        sender_config = section.sender_config(root, self._config.transport)
         if sender_config is None:
-            return [await self._launch(name, section.entry, config, section.start_timeout_s, devices)]
-        gpus = [section.sender_gpu] if section.sender_gpu else []
-        sender = await self._launch(f"{name}-sender", SENDER_ENTRY, sender_config, START_TIMEOUT_S, gpus)
+            return [await self._launch(name, section.entry, config, start_timeout_s, place, devices)]
+        at, gpus = (SENDERS, [0]) if section.sender_gpu else (place, [])
+        sender = await self._launch(f"{name}-sender", SENDER_ENTRY, sender_config, START_TIMEOUT_S, at, gpus)
         try:
             config = msgspec.structs.replace(config, sender=sender.address)
-            return [await self._launch(name, section.entry, config, section.start_timeout_s, devices), sender]
+            return [await self._launch(name, section.entry, config, start_timeout_s, place, devices), sender]
         except BaseException:
             await sender.stop(grace_s=0.0)
             raise
 
     async def _start_trainer(self, cell: int, name: str, incarnation: int) -> list[Process]:
-        devices, ranks = self._placement[cell], range(self._config.trainer.parallel.ranks)
-        configs = [
-            self._config.trainer_config(cell, self.transport_root, self._store, rank, incarnation) for rank in ranks
-        ]
+        root, ranks = self.transport_root(cell), range(self._config.trainer.parallel.ranks)
+        configs = [self._config.trainer_config(cell, root, self._store, rank, incarnation) for rank in ranks]
         return await together(
             *(
                 self._launch(
@@ -157,7 +156,8 @@ class Fleet:
                     TRAINER_ENTRY,
                     config,
                     START_TIMEOUT_S,
-                    devices[rank : rank + 1],
+                    place_of(cell),
+                    [rank],
                 )
                 for rank, config in enumerate(configs)
             )
@@ -203,12 +203,13 @@ class Fleet:
             for wait in waits:
                 wait.cancel()
         ended = done.pop()
-        name = waits[ended].spec.name
+        process = waits[ended]
+        name = process.spec.name
         how = self._silent.get(name, f"ended ({ended.result()})")
-        return name, f"process {name} {how}; see {self._run_dir.logs / name}.log"
+        return name, f"process {name} {how}; see {process.log}"
 
     async def _start_proxy(self, name: str) -> ProxyControl:
-        config = self._config.proxy_config(self._run_dir, str(self._scratch / f"{name}.sock"))
+        config = self._config.proxy_config(self._run_dir, str(self._launcher.scratch(HERE) / f"{name}.http"))
         return await self._start_essential(name, "gyre.proxy.worker:main", config, ProxyControl)
 
     async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:
@@ -219,11 +220,24 @@ class Fleet:
         return connection.stub
 
     async def _launch(
-        self, name: str, entry: str, config: msgspec.Struct, start_timeout_s: float, devices: Sequence[str] = ()
+        self,
+        name: str,
+        entry: str,
+        config: msgspec.Struct,
+        start_timeout_s: float,
+        place: str = HERE,
+        devices: Sequence[int] = (),
     ) -> Process:
-        raw, env = msgspec.Raw(msgspec.json.encode(config)), {**ONE_THREAD, **visible(devices)}
         return await self._launcher.start(
-            ProcessSpec(name=name, entry=entry, config=raw, env=env, start_timeout_s=start_timeout_s)
+            ProcessSpec(
+                name=name,
+                entry=entry,
+                config=msgspec.Raw(msgspec.json.encode(config)),
+                place=place,
+                devices=list(devices),
+                env=ONE_THREAD,
+                start_timeout_s=start_timeout_s,
+            )
         )
 
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +13,7 @@ from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RunConfig
 from gyre.control.live.executions import LiveExecutions
+from gyre.control.live.launching import open_launcher
 from gyre.control.live.materializer import LiveMaterializer
 from gyre.control.live.processes import Fleet
 from gyre.control.live.progress import POLLS, EngineWatch
@@ -23,7 +22,6 @@ from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
 from gyre.core.errors import GyreError, PeerLost
 from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, StepDone
-from gyre.launch import LocalLauncher
 from gyre.proxy.base import ProxyControl
 from gyre.store import RunDir, RunStore
 from gyre.store.rundir import Checkpoint
@@ -31,7 +29,6 @@ from gyre.tasks import load_tasks
 from gyre.training.base import MicroStep
 from gyre.transport.rendezvous import StoreServer
 
-LOOPBACK = "127.0.0.1"
 VIEW_INTERVAL_S = 0.5
 END_SEEN_S = 1.0
 """Between a broken connection and the news that the process has ended."""
@@ -110,23 +107,22 @@ async def _run(
     journal.write(
         RunStarted(t=clock.now(), run_id=run_dir.root.name, resumed_from=None if state is FRESH else state.version)
     )
-    rendezvous = StoreServer(LOOPBACK)
-    with tempfile.TemporaryDirectory(prefix="gyre-", dir=_shared_memory()) as scratch:
-        async with LocalLauncher(run_dir.logs) as launcher:
-            fleet = Fleet(launcher, config, run_dir, Path(scratch), rendezvous.address)
-            try:
-                await fleet.start()
-                await _train(config, run_dir, resume_from, state, fleet, store, clock, journal, on_view)
-            except (PeerLost, EssentialLost) as error:
-                # Whoever noticed it: the end of the proxy or the runner is told once, here.
-                loss = await _essential_loss(fleet)
-                if loss is None:
-                    raise
-                name, detail = loss
-                journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
-                raise EssentialLost(detail) from error
-            finally:
-                await fleet.close()
+    async with open_launcher(config, run_dir) as launcher:
+        rendezvous = StoreServer(launcher.host)
+        fleet = Fleet(launcher, config, run_dir, rendezvous.address)
+        try:
+            await fleet.start()
+            await _train(config, run_dir, resume_from, state, fleet, store, clock, journal, on_view)
+        except (PeerLost, EssentialLost) as error:
+            # Whoever noticed it: the end of the proxy or the runner is told once, here.
+            loss = await _essential_loss(fleet)
+            if loss is None:
+                raise
+            name, detail = loss
+            journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
+            raise EssentialLost(detail) from error
+        finally:
+            await fleet.close()
 
 
 async def _train(
@@ -243,9 +239,3 @@ async def _write_proxy_counters(proxy: ProxyControl, journal: StoreJournal, cloc
     )
     if stats.prompt_mismatches:
         raise GyreError(f"an engine answered {stats.prompt_mismatches} calls for other prompt ids than were sent")
-
-
-def _shared_memory() -> Path | None:
-    """Where weight snapshots and the proxy's socket live; None means the ordinary temporary directory."""
-    path = Path("/dev/shm")
-    return path if path.is_dir() else None

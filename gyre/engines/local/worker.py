@@ -12,11 +12,12 @@ from gyre.transport.section import open_transport
 
 async def main(config: LocalEngineConfig, context: WorkerContext) -> None:
     """Serves `Engine` at `context.address` until cancelled; raises what killed the generation thread."""
-    engine = LocalEngine(config, open_transport(config.transport, config.transport_root, context.name))
+    transport = open_transport(config.transport, config.transport_root, context.name, context.host)
+    engine = LocalEngine(config, transport)
     await engine.start()
     try:
         server = await serve(engine, Engine, context.address, context.secret)
-        context.ready()
+        context.ready(server.address)
         try:
             await asyncio.shield(engine.failed)
         finally:

@@ -121,9 +121,10 @@ class Sender:
 
 async def main(config: SenderConfig, context: WorkerContext) -> None:
     """Serves `WeightSender` at `context.address` until cancelled."""
-    sender = Sender(config, open_transport(config.transport, config.transport_root, context.name))
+    transport = open_transport(config.transport, config.transport_root, context.name, context.host)
+    sender = Sender(config, transport)
     server = await serve(sender, WeightSender, context.address, context.secret)
-    context.ready()
+    context.ready(server.address)
     try:
         await asyncio.get_running_loop().create_future()
     finally:

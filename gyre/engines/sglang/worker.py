@@ -38,7 +38,7 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
             if config.weights is not None:
                 await engine.update_weights(config.weights)
             server = await serve(engine, Engine, context.address, context.secret)
-            context.ready()
+            context.ready(server.address)
             try:
                 raise await child.ended()
             finally:
@@ -52,7 +52,8 @@ async def _publication(
     config: SglangEngineConfig, context: WorkerContext, client: SglangClient, models: ModelDirs
 ) -> AsyncIterator[Publication]:
     if not config.sender:
-        yield FromDisk(client, models, open_transport(config.transport, config.transport_root, context.name))
+        transport = open_transport(config.transport, config.transport_root, context.name, context.host)
+        yield FromDisk(client, models, transport)
         return
     sender = connect(WeightSender, config.sender, context.secret)
     try:

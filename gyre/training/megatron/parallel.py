@@ -15,14 +15,11 @@ from gyre.training.config import ParallelConfig
 T = TypeVar("T")
 
 
-def initialize(
-    layout: ParallelConfig, rank: int, name: str, store: Store, host: str = "127.0.0.1", timeout_s: float = 600.0
-) -> None:
+def initialize(layout: ParallelConfig, rank: int, name: str, store: Store, timeout_s: float = 600.0) -> None:
     """Joins ranks 0..ranks−1 of a cell; all of them call this with the same `name`, which no other cell and no earlier
-    incarnation of this one has used. `host` is where the other ranks reach this one. Once per process."""
-    if host.startswith("127."):
-        # Without this gloo listens on whatever interface the host name resolves to, if it does.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    incarnation of this one has used. They are on one machine. Once per process."""
+    # Without this gloo listens on whatever interface the host name resolves to, if it does.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if dist.is_initialized():
         raise InvariantViolation("a process holds one training rank: its process groups are already set up")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -1,0 +1,241 @@
+"""Supervises worker processes on the nodes of a Ray cluster that its operator has started.
+
+Each place gets a seat (`seat.Seat`): an actor that holds the place's GPUs and supervises its workers as the local
+launcher does. Processes without a place run on this machine, which is a node of the cluster, too. Seats end when this
+process does, however it ends. A seat that is lost, with its node or alone, has lost its workers; the next start at its
+place takes a new seat, on whatever node has room then.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import ray
+import ray._private.worker
+from ray._private.state import available_resources_per_node
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from gyre.core.errors import ConfigError, GyreError
+from gyre.launch.base import HERE, Process, ProcessSpec
+from gyre.launch.local import SHARED_MEMORY, LocalLauncher
+from gyre.launch.placement import Node, NoRoom, Place, assign
+from gyre.launch.seat import Seat, SeatOrder, SeatStart
+
+ROOM_S = 30.0
+"""Longest wait for a node with room, and for a new seat to answer."""
+CONNECT_S = 5.0
+POLL_S = 0.5
+CLOSE_S = 30.0
+"""Longest wait for the seats at the end, beyond the grace of their processes. Ray ends those that are late."""
+
+
+class SeatLost(GyreError):
+    """A seat and its workers are gone."""
+
+
+class TakenSeat:
+    """A seat, as the launcher knows it."""
+
+    def __init__(self, name: str, place: Place, node: Node, actor: Any) -> None:
+        self.name = name
+        self.place = place
+        self.node = node
+        self.lost = False
+        self._actor = actor
+
+    async def ask(self, method: str, *arguments: object) -> Any:
+        """Raises SeatLost when the seat is gone for good. A connection that breaks is tried again until Ray knows."""
+        while True:
+            try:
+                return await getattr(self._actor, method).remote(*arguments)
+            except ActorUnavailableError:
+                await asyncio.sleep(POLL_S)
+            except (RayActorError, ActorUnschedulableError) as error:
+                self.lost = True
+                raise SeatLost(await self._why(error)) from None
+
+    def drop(self) -> None:
+        """Ends it and what is left of its workers."""
+        ray.kill(self._actor)
+
+    async def _why(self, error: Exception) -> str:
+        alive = {node["NodeID"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
+        if self.node.id not in alive:
+            return f"node {self.node.host} is lost"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"the supervisor of {self.name} on node {self.node.host} has ended: {lines[-1]}"
+
+
+class SeatProcess:
+    """A worker at a seat; satisfies `launch.base.Process`."""
+
+    def __init__(self, spec: ProcessSpec, seat: TakenSeat, start: SeatStart) -> None:
+        self.spec = spec
+        self.address = start.address
+        self.log = f"{start.log} on node {seat.node.host}"
+        self._seat = seat
+
+    async def wait(self) -> str:
+        try:
+            return str(await self._seat.ask("wait", self.spec.name))
+        except SeatLost as error:
+            return str(error)
+
+    async def stop(self, grace_s: float) -> None:
+        try:
+            await self._seat.ask("stop", self.spec.name, grace_s)
+        except SeatLost:
+            return
+
+
+class RayLauncher:
+    """`launch.base.Launcher`; `async with` takes a seat for each of `places`, all or none."""
+
+    def __init__(self, address: str, logs: Path, places: Mapping[str, Place]) -> None:
+        self._address = address
+        self._logs = logs
+        self._places = places
+        self._local = LocalLauncher(logs)
+        self.secret = self._local.secret
+        self.host = ""
+        self._token = secrets.token_hex(6)
+        self._placing = asyncio.Lock()
+        self._seats: dict[str, TakenSeat] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.to_thread(_connect, self._address)
+            self.host = ray.util.get_node_ip_address()
+            async with self._placing:
+                await self._take(self._places)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.stop_all(grace_s=10.0)
+        for seat in self._seats.values():
+            seat.drop()
+        await asyncio.to_thread(ray.shutdown)
+        await self._local.close()
+
+    def scratch(self, place: str) -> Path:
+        return self._local.scratch(HERE) if place == HERE else SHARED_MEMORY / f"gyre-{self._token}-{place}"
+
+    async def start(self, spec: ProcessSpec) -> Process:
+        if spec.place == HERE:
+            return await self._local.start(spec)
+        async with self._placing:
+            if self._seats[spec.place].lost:
+                await self._take({spec.place: self._places[spec.place]})
+            seat = self._seats[spec.place]
+        try:
+            answer = await seat.ask("start", msgspec.json.encode(spec))
+        except asyncio.CancelledError:
+            await seat.ask("stop", spec.name, 0.0)
+            raise
+        start = msgspec.json.decode(answer, type=SeatStart)
+        if start.failure:
+            raise GyreError(f"on node {seat.node.host}: {start.failure}")
+        return SeatProcess(spec, seat, start)
+
+    async def stop_all(self, grace_s: float) -> None:
+        async def close(seat: TakenSeat) -> None:
+            try:
+                async with asyncio.timeout(grace_s + CLOSE_S):
+                    await seat.ask("close", grace_s)
+            except (SeatLost, TimeoutError):
+                seat.lost = True
+
+        taken = [seat for seat in self._seats.values() if not seat.lost]
+        await asyncio.gather(self._local.stop_all(grace_s), *(close(seat) for seat in taken))
+
+    async def _take(self, places: Mapping[str, Place]) -> None:
+        """Raises GyreError when there is no room in time or a node lacks something."""
+        problem = NoRoom(f"the Ray cluster at {self._address} did not tell its nodes within {ROOM_S:g} s")
+        chosen: dict[str, Node] | None = None
+        try:
+            async with asyncio.timeout(ROOM_S):
+                while chosen is None:
+                    try:
+                        chosen = assign(await asyncio.to_thread(self._nodes), places)
+                    except NoRoom as error:
+                        problem = error
+                        await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise problem from None
+        sitting = (self._sit(name, places[name], node) for name, node in chosen.items())
+        for failure in await asyncio.gather(*sitting, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    async def _sit(self, name: str, place: Place, node: Node) -> None:
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {"num_cpus": place.cpus, "num_gpus": place.gpus, "scheduling_strategy": strategy}
+        actor = ray.remote(Seat).options(**options).remote()
+        seat = self._seats[name] = TakenSeat(name, place, node, actor)
+        order = SeatOrder(
+            place=name,
+            host=node.host,
+            logs=str(self._logs),
+            scratch=str(self.scratch(name)),
+            secret=self.secret,
+            files=place.files,
+        )
+        try:
+            async with asyncio.timeout(ROOM_S):
+                complaint = await seat.ask("open", msgspec.json.encode(order))
+        except TimeoutError:
+            complaint = f"it did not take a process within {ROOM_S:g} s; others may use its GPUs and CPUs"
+        if complaint:
+            seat.lost = True
+            seat.drop()
+            raise GyreError(f"node {node.host} cannot take {name}: {complaint}")
+
+    def _nodes(self) -> list[Node]:
+        """What is free by Ray's books, which lag, and by what the seats hold."""
+        free = available_resources_per_node()
+        found = []
+        for node in ray.nodes():
+            if not node["Alive"]:
+                continue
+            held = [seat.place for seat in self._seats.values() if seat.node.id == node["NodeID"] and not seat.lost]
+            total, now = node["Resources"], free.get(node["NodeID"], {})
+            found.append(
+                Node(
+                    id=node["NodeID"],
+                    host=node["NodeManagerAddress"],
+                    here=node["NodeManagerAddress"] == self.host,
+                    gpus=min(now.get("GPU", 0.0), total.get("GPU", 0.0) - sum(place.gpus for place in held)),
+                    cpus=min(now.get("CPU", 0.0), total.get("CPU", 0.0) - sum(place.cpus for place in held)),
+                )
+            )
+        return found
+
+
+def _connect(address: str) -> None:
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    host, _, port = address.rpartition(":")
+    try:
+        # Ray itself would try for minutes.
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster takes this machine at launch.address = {address}: {str(error).splitlines()[0]}; "
+            "start it, and this machine as a node of it, with `ray start` (docs/cluster.md)"
+        ) from error
+    # As at its own end: Ray would print the last log lines of a lost node into the display of the run.
+    driver = ray._private.worker.global_worker
+    driver.threads_stopped.set()
+    driver.gcs_error_subscriber.close()

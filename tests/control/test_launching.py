@@ -1,0 +1,89 @@
+"""What a run asks of a cluster, and what it refuses before anything starts."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from live_fleet import make_policy, run_config
+
+from gyre.control.live import config as live_config
+from gyre.control.live.config import DevicesSection, RecoverySection, RunConfig, check
+from gyre.control.live.launching import cluster_places
+from gyre.core.errors import ConfigError
+from gyre.engines.section import SglangSection
+from gyre.launch.files import fingerprint
+from gyre.launch.section import RaySection
+from gyre.scheduling.config import SchedulerConfig
+from gyre.store import RunDir
+from gyre.training.config import ParallelConfig
+from gyre.transport.section import MooncakeSection, ShmSection
+
+SCHEDULER = SchedulerConfig(K=2, B=2, N=2, mu=1, C_e=4, C_s=4, pool_engines=1, max_steps=1)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """On GPUs of a cluster; neither Ray nor Mooncake need be installed."""
+    model = make_policy(tmp_path / "model")
+    (model / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(live_config.launch, "require", lambda section: None)
+    monkeypatch.setattr(live_config.transport, "require", lambda section: None)
+    made = run_config(model, SCHEDULER, ParallelConfig(pipeline=2), RecoverySection())
+    return msgspec.structs.replace(
+        made,
+        engine=SglangSection(python="python", tensor=1),
+        transport=MooncakeSection(),
+        launch=RaySection(address="10.0.0.1:6379"),
+    )
+
+
+def test_each_cell_is_a_place_with_the_devices_of_engine_and_trainer(config: RunConfig, tmp_path: Path) -> None:
+    check(config, "run.toml")
+    run_dir = RunDir.create(tmp_path / "run", "")
+    places = cluster_places(config, RaySection(address="", cpus=3.0), run_dir)
+    assert list(places) == ["cell-0", "cell-1", "pool-1"]
+    assert [place.gpus for place in places.values()] == [2, 2, 1]
+    assert {place.cpus for place in places.values()} == {3.0}
+    assert [place.here for place in places.values()] == [True, False, False]
+    on_cpus = cluster_places(config, RaySection(address="", gpus=False), run_dir)
+    assert {place.gpus for place in on_cpus.values()} == {0}
+
+
+def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    run_dir = RunDir.create(tmp_path / "run", "")
+    first = cluster_places(config, RaySection(address=""), run_dir)
+    files = {name: {Path(file.path).name for file in place.files} for name, place in first.items()}
+    assert files["cell-1"] == files["pool-1"] >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert files["cell-0"] - files["cell-1"] == {".mark"}
+    assert all(file.fingerprint == fingerprint(Path(file.path)) for place in first.values() for file in place.files)
+    # A copy of the directory that some node has from an earlier start is not the same.
+    again = cluster_places(config, RaySection(address=""), run_dir)
+    assert first["cell-0"].files[-1].fingerprint != again["cell-0"].files[-1].fingerprint
+    assert run_dir.latest_checkpoint() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transport": ShmSection()}, r"run\.toml: transport\.kind = shm .* set transport\.kind = mooncake"),
+        ({"devices": DevicesSection(ids=["0"])}, r"devices\.ids lists GPUs of this machine.*leave \[devices\] out"),
+        (
+            {"engine": SglangSection(python="python", weights="broadcast", sender_gpu="1")},
+            r'engine\.sender_gpu = "1" names a GPU of this machine',
+        ),
+        ({"launch": RaySection(address="a:1", gpus=False)}, r"the engines run on GPUs and launch\.gpus is false"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(config: RunConfig, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(msgspec.structs.replace(config, **changes), "run.toml")
+
+
+def test_ray_that_is_not_installed_is_refused_by_name(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("gyre.launch.section.find_spec", lambda name: None)
+    monkeypatch.setattr(live_config.transport, "require", lambda section: None)
+    with pytest.raises(ConfigError, match=r'launch\.kind = "ray" needs the package ray'):
+        check(config, "run.toml")

@@ -1,0 +1,71 @@
+"""Where places go. Pure."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.launch.placement import Node, NoRoom, Place, assign
+
+GPUS = st.integers(0, 4)
+NODES = st.lists(st.tuples(GPUS, st.integers(0, 4), st.booleans()), max_size=4).map(
+    lambda sizes: [
+        Node(id=f"n{i}", host=f"10.0.0.{i}", here=here, gpus=gpus, cpus=cpus)
+        for i, (gpus, cpus, here) in enumerate(sizes)
+    ]
+)
+PLACES = st.lists(st.tuples(GPUS, st.integers(1, 2), st.booleans()), max_size=6).map(
+    lambda sizes: {f"cell-{i}": Place(gpus=gpus, cpus=cpus, here=here) for i, (gpus, cpus, here) in enumerate(sizes)}
+)
+
+
+def node(name: str, gpus: float = 0, cpus: float = 8, here: bool = False) -> Node:
+    return Node(id=name, host=f"host-{name}", here=here, gpus=gpus, cpus=cpus)
+
+
+@given(NODES, PLACES)
+def test_no_node_gives_more_than_it_has_and_a_refusal_is_true_of_the_place_that_it_names(
+    nodes: list[Node], places: dict[str, Place]
+) -> None:
+    try:
+        chosen = assign(nodes, places)
+    except NoRoom as error:
+        name = str(error).partition(" ")[0]
+        before = list(places)[: list(places).index(name)]
+        placed = assign(nodes, {earlier: places[earlier] for earlier in before})
+        gpus, cpus = Counter[str](), Counter[str]()
+        for earlier, node in placed.items():
+            gpus[node.id] += places[earlier].gpus
+            cpus[node.id] += places[earlier].cpus
+        want = places[name]
+        assert all(n.gpus - gpus[n.id] < want.gpus or n.cpus - cpus[n.id] < want.cpus for n in nodes)
+        return
+    assert list(chosen) == list(places)
+    for node in nodes:
+        mine = [places[name] for name, at in chosen.items() if at == node]
+        assert sum(place.gpus for place in mine) <= node.gpus
+        assert sum(place.cpus for place in mine) <= node.cpus
+
+
+def test_the_core_is_on_this_machine_if_it_fits_and_the_others_spread() -> None:
+    places = {
+        "cell-0": Place(gpus=2, cpus=1, here=True),
+        "cell-1": Place(gpus=2, cpus=1),
+        "pool-1": Place(gpus=2, cpus=1),
+    }
+    big, mine = node("big", gpus=4), node("mine", gpus=2, here=True)
+    assert assign([big, mine], places) == {"cell-0": mine, "cell-1": big, "pool-1": big}
+    assert assign([big, node("mine", here=True), node("third", gpus=2)], places) == {
+        "cell-0": big,
+        "cell-1": node("third", gpus=2),
+        "pool-1": big,
+    }
+
+
+def test_what_does_not_fit_is_named_with_what_is_free() -> None:
+    places = {"cell-0": Place(gpus=1, cpus=1), "cell-1": Place(gpus=2, cpus=1)}
+    with pytest.raises(NoRoom, match=r"cell-1 needs 2 GPUs and 1 CPUs on one node.*host-a 1 GPUs and 7 CPUs, host-b 1"):
+        assign([node("a", gpus=2), node("b", gpus=1)], places)
+    with pytest.raises(NoRoom, match="free are: no nodes"):
+        assign([], {"cell-0": Place(gpus=0, cpus=1)})
