@@ -37,6 +37,7 @@ from transformers import PreTrainedTokenizerFast
 from gyre import rpc
 from gyre.control.live.processes import ONE_THREAD
 from gyre.launch import LocalLauncher, ProcessSpec
+from gyre.launch.base import HERE as LOCAL
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
 from gyre.store import RunDir
@@ -307,7 +308,7 @@ class Bench:
     def _upstream(self, launcher: LocalLauncher) -> tuple[str, str, Server]:
         order = {
             "output_ids": self.output_ids, "text": self.text, "call": self.call, "prompt_tokens": self.history,
-            "rpc": f"unix:{launcher.scratch("")}/upstream",
+            "rpc": f"unix:{launcher.scratch(LOCAL)}/upstream",
         }  # fmt: skip
         command: list[str | Path] = [sys.executable, HERE / "proxy_upstream.py"]
         child = self._start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
