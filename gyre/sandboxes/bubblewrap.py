@@ -35,7 +35,7 @@ HOST_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld
 """All that a dynamic linker and Debian's alternatives need; nothing else of the host's /etc is visible."""
 
 # $1 is the fd that tells the host that the command starts now. The forwarder reports on a FIFO that it listens; the
-# FIFO is drained afterwards because socat goes on reporting.
+# FIFO is drained afterwards because socat goes on reporting. Workers ignore SIGINT; what a harness starts must not.
 START = """
 ready=$1; shift
 if [ -S /run/proxy.sock ]; then
@@ -48,7 +48,7 @@ if [ -S /run/proxy.sock ]; then
   exec 3<&-
 fi
 echo ready >&"$ready"; exec {ready}>&-
-exec "$@"
+exec env --default-signal "$@"
 """
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import sys
 import textwrap
@@ -93,6 +94,17 @@ async def test_exit_code_and_output_and_stdin(shell_of: Any, tmp_path: Path) -> 
     assert (result.exit_code, result.timed_out) == (7, False)
     assert (shell.out.read_text(), shell.err.read_text()) == ("hello", "bad\n")
     assert (await shell.run("kill -9 $$")).exit_code == 128 + 9
+
+
+async def test_a_command_can_be_interrupted_though_its_runner_cannot(shell_of: Any) -> None:
+    """Workers ignore SIGINT, and a program that inherits that ignores it too: Python, and whatever a task starts."""
+    shell = await shell_of()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        result = await shell.run("kill -INT $$; echo not interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (result.exit_code, shell.out.read_text()) == (128 + 2, "")
 
 
 async def test_nothing_of_the_host_environment_enters(shell_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
