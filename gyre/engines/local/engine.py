@@ -16,6 +16,7 @@ import torch
 
 from gyre.core.errors import GyreError, InvariantViolation, NotReady
 from gyre.core.tokens import TokenIds
+from gyre.engines.admission import require_fit, require_open
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.local.batching import Batcher, Produced
 from gyre.engines.local.config import LocalEngineConfig
@@ -109,35 +110,11 @@ class LocalEngine:
         """The batcher to use and the output budget that the context leaves. Raises NotReady or GyreError."""
         if self.failed.done():
             raise GyreError(f"the engine's generation thread died and cannot serve: {self.failed.exception()}")
-        if self._batcher is None:
-            raise NotReady("the engine's memory is released; restore it and update its weights first")
-        if self._version < 0:
-            raise NotReady("the engine has no weights yet; update_weights first")
-        if self._paused is PauseMode.ABORT:
-            raise NotReady("the engine is paused and admits nothing; resume it or use another one")
-        if request.request_id in self._ids:
-            raise GyreError(f"request id {request.request_id} is already running; ids are unique while running")
-        sampling, length = request.sampling, len(request.input_ids)
-        if sampling.top_p != 1.0:
-            raise GyreError(
-                f"top_p = {sampling.top_p} is refused: the local engine samples the whole distribution (1.0)"
-            )
-        if not sampling.temperature > 0.0:
-            raise GyreError(f"temperature = {sampling.temperature} is refused: it must be positive")
-        if length == 0 or request.max_new_tokens < 1:
-            raise GyreError(
-                f"request of {length} prompt and {request.max_new_tokens} new tokens: both must be positive"
-            )
-        if length >= self._limit:
-            raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
-        if request.routing_from is not None and not self._config.tell_routing:
-            raise GyreError("the engine was not started to tell experts: set tell_routing, or do not ask for them")
-        if request.routing_from is not None and not 0 <= request.routing_from < length:
-            raise GyreError(f"experts from position {request.routing_from} of a prompt of {length} tokens")
+        require_open(self._batcher is None, self._version, self._paused)
+        assert self._batcher is not None
         vocabulary = self._model.config.vocab_size
-        if not 0 <= min(request.input_ids) <= max(request.input_ids) < vocabulary:
-            raise GyreError(f"prompt ids outside the vocabulary of {vocabulary}")
-        return self._batcher, min(request.max_new_tokens, self._limit - length)
+        require_fit(request, self._ids, self._limit, vocabulary, self._config.tell_routing)
+        return self._batcher, min(request.max_new_tokens, self._limit - len(request.input_ids))
 
     async def abort(self, request_id: str) -> None:
         keys = list(self._streams) if request_id == "" else [self._ids[request_id]] if request_id in self._ids else []

@@ -17,6 +17,7 @@ import msgspec
 
 from gyre.core.errors import GyreError, NotReady, PeerLost, WeightsUnavailable
 from gyre.core.tokens import TokenIds
+from gyre.engines.admission import require_fit, require_open
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.engines.sglang.calls import Call
 from gyre.engines.sglang.client import Refused, SglangClient
@@ -136,31 +137,8 @@ class SglangEngine:
         } | ({} if call.routing_from is None else routing)
 
     def _admit(self, request: GenerateRequest) -> None:
-        if self._released:
-            raise NotReady("the engine's memory is released; restore it and update its weights first")
-        if self._version < 0:
-            raise NotReady("the engine has no weights yet; update_weights first")
-        if self._paused is PauseMode.ABORT:
-            raise NotReady("the engine is paused and admits nothing; resume it or use another one")
-        if request.request_id in self._calls:
-            raise GyreError(f"request id {request.request_id} is already running; ids are unique while running")
-        sampling, length = request.sampling, len(request.input_ids)
-        if sampling.top_p != 1.0:
-            raise GyreError(f"top_p = {sampling.top_p} is refused: SGLang reports log-probs of the whole distribution")
-        if not sampling.temperature > 0.0:
-            raise GyreError(f"temperature = {sampling.temperature} is refused: it must be positive")
-        if length == 0 or request.max_new_tokens < 1:
-            raise GyreError(
-                f"request of {length} prompt and {request.max_new_tokens} new tokens: both must be positive"
-            )
-        if length >= self._limit:
-            raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {self._limit}")
-        if request.routing_from is not None and self._experts is None:
-            raise GyreError("the engine was not started to tell experts: set tell_routing, or do not ask for them")
-        if request.routing_from is not None and not 0 <= request.routing_from < length:
-            raise GyreError(f"experts from position {request.routing_from} of a prompt of {length} tokens")
-        if not 0 <= min(request.input_ids) <= max(request.input_ids) < self._models.vocabulary:
-            raise GyreError(f"prompt ids outside the vocabulary of {self._models.vocabulary}")
+        require_open(self._released, self._version, self._paused)
+        require_fit(request, self._calls, self._limit, self._models.vocabulary, self._experts is not None)
 
     async def abort(self, request_id: str) -> None:
         calls = [self._calls[request_id]] if request_id in self._calls else []
