@@ -307,7 +307,7 @@ class Bench:
     def _upstream(self, launcher: LocalLauncher) -> tuple[str, str, Server]:
         order = {
             "output_ids": self.output_ids, "text": self.text, "call": self.call, "prompt_tokens": self.history,
-            "rpc": f"unix:{launcher.scratch("")}/upstream",
+            "rpc": f"unix:{launcher.scratch('')}/upstream",
         }  # fmt: skip
         command: list[str | Path] = [sys.executable, HERE / "proxy_upstream.py"]
         child = self._start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
