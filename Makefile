@@ -7,7 +7,7 @@ BIN := .venv/bin
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
 	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
-	@echo "make unit    only the tests that start no harness and no worker process"
+	@echo "make unit    only the tests that start no harness, no engine and no worker process"
 	@echo "make harnesses    install every harness and run all tests against the real binaries"
 	@echo "make fuzz    10,000 hostile bodies at the proxy"
 

@@ -19,6 +19,8 @@ from gyre.engines.local.engine import LocalEngine
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
 
+pytestmark = pytest.mark.live
+
 PAGE = 8
 CONFIG = moe_config(mlp_only_layers=[1])
 MODELS = {version: moe_model(CONFIG, version) for version in (1, 2)}

@@ -20,6 +20,8 @@ from gyre.proxy.router import Piece, Router, RouterLimits
 from gyre.rpc import Connection, connect
 from gyre.transport.shm import ShmTransport
 
+pytestmark = pytest.mark.live
+
 PAGE = 8
 
 
@@ -37,7 +39,6 @@ def config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
     return LocalEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | changes))
 
 
-@pytest.mark.live
 @pytest.mark.asyncio(loop_scope="class")
 class TestTwoProcesses:
     @pytest_asyncio.fixture(loop_scope="class", scope="class")

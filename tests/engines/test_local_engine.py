@@ -16,6 +16,8 @@ from gyre.launch.local import LocalLauncher
 from gyre.rpc import connect
 from gyre.transport.shm import ShmTransport
 
+pytestmark = pytest.mark.live
+
 PAGE = 8
 
 
@@ -55,7 +57,6 @@ class TestInProcess(EngineContract):
 
 
 @pytest.mark.asyncio(loop_scope="class")
-@pytest.mark.live
 class TestWorker(EngineContract):
     @pytest_asyncio.fixture(loop_scope="class", scope="class")
     async def started(self, model_dir, tmp_path_factory):

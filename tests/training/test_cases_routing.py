@@ -30,6 +30,8 @@ from gyre.trajectory.tree import TrajectoryTree
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
 
+pytestmark = pytest.mark.live
+
 CONFIG = Qwen3MoeConfig(
     vocab_size=272, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, max_position_embeddings=1024, num_experts=16, num_experts_per_tok=4,
