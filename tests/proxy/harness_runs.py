@@ -191,6 +191,8 @@ async def harness(
         (home / path).parent.mkdir(parents=True, exist_ok=True)
         (home / path).write_text(content)
     process = await asyncio.create_subprocess_exec(
+        # As in a sandbox: a shell's background job ignores SIGINT, and so would all that it starts.
+        *("env", "--default-signal"),
         *(argument.replace(SANDBOX_PREFIX, str(prefix)) for argument in launch.argv),
         cwd=workspace,
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8", **launch.env},
