@@ -3,13 +3,13 @@
 `kind` chooses. A section knows the worker that serves it and turns itself into that worker's config.
 """
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from gyre.core.errors import ConfigError
+from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.sglang.config import CONTEXT_RESERVE, SenderConfig, SglangEngineConfig
 from gyre.transport.section import TransportSection
@@ -42,27 +42,14 @@ class LocalSection(
                 f"rollout.max_context = {max_context} tokens; at least {blocks} are needed"
             )
 
-    def worker_config(
-        self,
-        model: Path,
-        transport_root: str,
-        transport: TransportSection,
-        max_context: int,
-        seed: int,
-        tell_routing: bool,
-    ) -> LocalEngineConfig:
+    def worker_config(self, common: EngineConfig) -> LocalEngineConfig:
         return LocalEngineConfig(
-            model_dir=str(model),
-            transport_root=transport_root,
-            transport=transport,
+            **msgspec.structs.asdict(common),
             kv_blocks=self.kv_blocks,
             page_size=self.page_size,
             max_batch_tokens=self.max_batch_tokens,
             max_requests=self.max_requests,
-            max_context=max_context,
-            seed=seed,
             threads=self.threads,
-            tell_routing=tell_routing,
         )
 
     def sender_config(self, transport_root: str, transport: TransportSection) -> SenderConfig | None:  # noqa: ARG002
@@ -115,30 +102,17 @@ class SglangSection(
         if self.weights == "broadcast":
             self._require_tensor_parallel()
 
-    def worker_config(
-        self,
-        model: Path,
-        transport_root: str,
-        transport: TransportSection,
-        max_context: int,
-        seed: int,
-        tell_routing: bool,
-    ) -> SglangEngineConfig:
+    def worker_config(self, common: EngineConfig) -> SglangEngineConfig:
         return SglangEngineConfig(
+            **msgspec.structs.asdict(common),
             python=self.python,
-            model_dir=str(model),
-            transport_root=transport_root,
-            transport=transport,
             device=self.device,
             dtype=self.dtype,
             tensor=self.tensor,
             kv_tokens=self.kv_tokens,
             max_requests=self.max_requests,
-            max_context=max_context,
             stream_interval=self.stream_interval,
-            seed=seed,
             args=self.args,
-            tell_routing=tell_routing,
         )
 
     def sender_config(self, transport_root: str, transport: TransportSection) -> SenderConfig | None:

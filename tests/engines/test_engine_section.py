@@ -8,6 +8,7 @@ import pytest
 from gyre.control.live.processes import SENDER_ENTRY
 from gyre.core.config import decode, dump
 from gyre.core.errors import ConfigError
+from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection, SglangSection
 from gyre.engines.sglang.config import SenderConfig, SglangEngineConfig
@@ -31,13 +32,13 @@ def read(**engine) -> EngineSection:
     ],
 )
 def test_a_section_becomes_the_config_of_its_worker(section, config_type):
-    config = section.worker_config(
-        Path("/model"), "/dev/shm/x", MooncakeSection(), max_context=64, seed=5, tell_routing=True
+    common = EngineConfig(
+        model_dir="/model", transport_root="/dev/shm/x", transport=MooncakeSection(), max_context=64, tell_routing=True
     )
-    assert config.tell_routing
+    config = section.worker_config(common)
     assert load_entry(section.entry)[1] is config_type is type(config)
-    assert config.transport == MooncakeSection()
-    assert (config.model_dir, config.transport_root, config.max_context, config.seed) == ("/model", "/dev/shm/x", 64, 5)
+    for name in common.__struct_fields__:
+        assert getattr(config, name) == getattr(common, name)
     for name in set(section.__struct_fields__) - {"weights", "sender_gpu", "sender_host"}:
         assert getattr(config, name) == getattr(section, name)
 

@@ -27,6 +27,18 @@ def hf_model(model_dir: str) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
+def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("moe")
+    make_model("qwen3-moe-mixed-4-layers", directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def moe(moe_dir: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(moe_dir, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
 def store() -> StoreServer:
     return StoreServer("127.0.0.1")
 

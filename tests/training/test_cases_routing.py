@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from moe_models import plain_experts
 from msgspec import UNSET
 from proxy_app import App, running_app
 from proxy_fakes import make_tokenizer
@@ -55,18 +56,6 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(directory: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-
-
-def chosen(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
-    """Sorted experts of a plain forward, [T, L, k]."""
-    found: list[torch.Tensor] = []
-    routers = [module for module in model.modules() if isinstance(module, Qwen3MoeTopKRouter)]
-    hooks = [router.register_forward_hook(lambda *at: found.append(at[2][2])) for router in routers]
-    with torch.no_grad():
-        model(torch.tensor([ids]))
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(found, 1).sort(-1).values.numpy()
 
 
 @contextlib.asynccontextmanager
@@ -189,7 +178,7 @@ def test_T27_the_trainer_takes_the_experts_that_the_engine_chose(
     for row in rows:
         assert row.routing is not None
         assert row.routing.known().all()
-        assert (np.sort(row.routing.choices(), -1) == chosen(policy, row.ids_T)[: row.routing.positions]).all()
+        assert (np.sort(row.routing.choices(), -1) == plain_experts(policy, row.ids_T)[: row.routing.positions]).all()
     exact, _ = train(make_trainer, step, model_dir=str(policy_dir), replay_routing=True)
     assert exact.gap_max <= 5e-5
     assert exact.unrecorded == 0

@@ -5,12 +5,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from training_cases import hf_logprobs, logprobs, make_executions, make_model, micro_step
+from training_cases import hf_logprobs, logprobs, make_executions, micro_step
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gyre.engines.local.model import build_model, load_weights
@@ -19,18 +18,6 @@ from gyre.training.export import export_hf
 from gyre.trajectory.microstep import Row
 from gyre.transport import experts
 from gyre.transport.state import checksum, published_state
-
-
-@pytest.fixture(scope="module")
-def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("moe")
-    make_model("qwen3-moe-mixed-4-layers", directory)
-    return str(directory)
-
-
-@pytest.fixture(scope="module")
-def moe(moe_dir: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(moe_dir, dtype=torch.float32)
 
 
 @settings(max_examples=20, deadline=None)

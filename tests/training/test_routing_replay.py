@@ -15,7 +15,6 @@ from training_cases import (
     hf_logprobs,
     logprobs,
     make_executions,
-    make_model,
     micro_step,
     with_experts,
 )
@@ -29,18 +28,6 @@ from gyre.training.megatron.replica import Replica
 from gyre.trajectory.microstep import Row
 from gyre.trajectory.prefixes import SharedRows
 from gyre.trajectory.routing import agreed
-
-
-@pytest.fixture(scope="module")
-def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("moe")
-    make_model("qwen3-moe-mixed-4-layers", directory)
-    return str(directory)
-
-
-@pytest.fixture(scope="module")
-def moe(moe_dir: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(moe_dir, dtype=torch.float32)
 
 
 def reference(moe: PreTrainedModel) -> PreTrainedModel:

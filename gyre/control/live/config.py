@@ -15,6 +15,7 @@ from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
 from gyre.core.routing import expert_count
 from gyre.engines.base import Sampling
+from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
 from gyre.engines.sglang.config import SglangEngineConfig
@@ -183,14 +184,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
         # Engines must not repeat each other's samples, nor a new process those of the one before.
         seed = (self.seed + SEED_STRIDE * incarnation) * 1000 + cell
-        return self.engine.worker_config(
-            self.policy.model,
-            transport_root,
-            self.transport,
-            self.rollout.max_context,
-            seed,
-            self.trainer.replay_routing,
+        common = EngineConfig(
+            model_dir=str(self.policy.model),
+            transport_root=transport_root,
+            transport=self.transport,
+            max_context=self.rollout.max_context,
+            seed=seed,
+            tell_routing=self.trainer.replay_routing,
         )
+        return self.engine.worker_config(common)
 
     def trainer_config(self, cell: int, transport_root: str, store: str, rank: int, incarnation: int) -> TrainerConfig:
         return TrainerConfig(

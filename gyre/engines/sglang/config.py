@@ -5,21 +5,13 @@ from typing import Literal
 import msgspec
 
 from gyre.core.errors import ConfigError
-from gyre.transport.base import WeightRef
+from gyre.engines.config import EngineConfig
 from gyre.transport.section import ShmSection, TransportSection
 
 
-class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SglangEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     python: str
     """Interpreter of the environment that has SGLang 0.5.23; Gyre itself never imports it."""
-    model_dir: str
-    """Hugging Face directory. Its weights are read for their names and shapes only; the values come through the
-    transport."""
-    transport_root: str
-    """Directory in shared memory under which every process of the run publishes."""
-    transport: TransportSection = ShmSection()
-    weights: WeightRef | None = None
-    """Published weights to start with; without them the engine is NotReady until the first `update_weights`."""
     sender: str = ""
     """RPC address of the engine's own weight sender, which broadcasts published weights to the server. Without one the
     server loads each snapshot from a file."""
@@ -32,15 +24,10 @@ class SglangEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """KV memory in tokens; None leaves it to SGLang's memory fraction."""
     max_requests: int = 64
     """Most requests of one forward pass; more wait their turn."""
-    max_context: int = 8192
-    """Prompt plus output; a generation that reaches it ends with finish "length"."""
     stream_interval: int = 8
     """Tokens per event of a stream, after the first. Each event repeats prompt ids and everything before, so that a
     small number costs much for long contexts."""
-    seed: int = 0
-    tell_routing: bool = False
-    """Starts the server so that requests can ask for the experts of every token."""
-    args: dict[str, str | int | float | bool] = {}
+    args: dict[str, str | int | float | bool] = msgspec.field(default_factory=dict)
     """Further arguments of `sglang.launch_server`, without dashes in front."""
     start_timeout_s: float = 600.0
     control_timeout_s: float = 600.0
