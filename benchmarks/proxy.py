@@ -10,8 +10,9 @@ by turn from the first message; agentcore rebuilds every prompt from the message
 grows with the history.
 
 Servers take turns inside every round, and so does the model without any proxy, as `direct`. Reported per server:
-calls/s, p50 and p99 in ms, what p50 adds to the direct one, CPU ms of its processes per call, their resident memory,
-and ratios of calls/s to the best peer (medians over rounds).
+calls/s, p50 and p99 in ms, what p50 adds to a direct call of the model (over HTTP for peers, over RPC for Gyre, as
+each calls it), CPU ms of its processes per call, their resident memory, and ratios of calls/s to the best peer
+(medians over rounds).
 """
 
 import argparse
@@ -36,6 +37,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gyre import rpc
 from gyre.control.live.processes import ONE_THREAD
+from gyre.core.tokens import TokenIds
+from gyre.engines.base import Engine, GenerateRequest, Sampling
 from gyre.launch import LocalLauncher, ProcessSpec
 from gyre.launch.base import HERE as LOCAL
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
@@ -267,6 +270,10 @@ class Bench:
         spoken = f"{self.text}\n<tool_call>\n{payload}\n</tool_call><|im_end|>"
         self.output_ids = self.tokenizer.encode(spoken, add_special_tokens=False)
         self._children: list[subprocess.Popen[str]] = []
+        self.engine = ""
+        """RPC address of the model."""
+        self.http_p50 = 0.0
+        """Of the model in this round, in seconds."""
         self.calls_each = max(arguments.calls // concurrency, 1)
         agents_each = -(-arguments.rounds * self.calls_each // self._agent(0).calls)
         self.agents = concurrency * agents_each
@@ -280,8 +287,8 @@ class Bench:
     async def run(self) -> list[dict[str, Any]]:
         async with LocalLauncher(self.scratch) as launcher:
             try:
-                http, engine, direct = self._upstream(launcher)
-                servers = [direct, *[await self._gyre(launcher, engine, workers) for workers in self.workers]]
+                http, self.engine, direct = self._upstream(launcher)
+                servers = [direct, *[await self._gyre(launcher, self.engine, workers) for workers in self.workers]]
                 for name, venv in PEERS.items():
                     python = HERE.parent / ".cache" / "peers" / venv / "bin" / "python"
                     if name in self.arguments.peers and python.exists():
@@ -388,6 +395,25 @@ class Bench:
         await drive(server, [[i for i in range(c, self.agents, 8) for _ in range(turns)] for c in clients], 1e9)
         print(f"  {server.name} warm after {time.perf_counter() - started:.1f} s", file=sys.stderr)
 
+    async def _engine_p50(self) -> float:
+        """Seconds of a direct call of the engine, as many at a time as the servers get."""
+        connection = rpc.connect(Engine, self.engine, "")
+        prompt, latencies = TokenIds([1000] * self.history), []
+
+        async def one(client: int) -> None:
+            for call in range(self.calls_each):
+                request = GenerateRequest(
+                    request_id=f"{client}-{call}", input_ids=prompt, max_new_tokens=1000, sampling=Sampling()
+                )
+                started = time.perf_counter()
+                async for _ in connection.stub.generate(request):
+                    pass
+                latencies.append(time.perf_counter() - started)
+
+        await asyncio.gather(*map(one, range(self.concurrency)))
+        await connection.close()
+        return statistics.median(latencies)
+
     async def _measure(self, server: Server, number: int) -> dict[str, Any]:
         cpu = server.cpu_s()
         per_agent = server.agents[0].calls
@@ -398,10 +424,15 @@ class Bench:
         ]
         driven = await drive(server, plan, self.arguments.limit)
         latencies, waits = sorted(driven.latencies), sorted(driven.waits)
+        p50 = statistics.median(latencies)
+        if server.name == DIRECT:
+            self.http_p50 = p50
+        added = p50 - (self.http_p50 if server.name in (DIRECT, *PEERS) else await self._engine_p50())
         return {
             "calls": len(latencies),
             "calls_per_s": len(latencies) / driven.seconds,
-            "p50_ms": statistics.median(latencies) * 1e3,
+            "p50_ms": p50 * 1e3,
+            "added_p50_ms": added * 1e3,
             "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
             "others_wait_p50_ms": statistics.median(waits) * 1e3,
             "others_wait_max_ms": waits[-1] * 1e3,
@@ -417,9 +448,6 @@ class Bench:
             row.update({key: statistics.median(one[key] for one in mine) for key in mine[0]})
             row["messages"] = len(server.agents[0].messages)
             row["body_kb"] = len(server.agents[0].body()) // 1000
-            row["added_p50_ms"] = statistics.median(
-                measured[index]["p50_ms"] - measured[0]["p50_ms"] for measured in rounds
-            )
             own = 1 + len(self.workers)
             if len(servers) > own:
                 best = [max(one["calls_per_s"] for one in measured[own:]) for measured in rounds]
