@@ -1,8 +1,7 @@
 """Prefix groups: the process groups over which cells 0..k−1 sum their gradients to the core (DESIGN §7).
 
-Groups are raw process groups, NCCL for gradients on CUDA devices and gloo otherwise, on a rendezvous store that the
-controller serves. They are not registered with torch.distributed's world, because membership changes while the world
-of a cell must not (notes/training.md §6). A group is named by (generation, k): the controller raises the generation
+Groups are raw ones (`transport.groups`) on a rendezvous store that the controller serves, because membership changes
+while the world of a cell must not. A group is named by (generation, k): the controller raises the generation
 after a failure, since a broken group is dead for good. One group per prefix exists at most, made at first use.
 
 Members first meet in the store, so that one who is dead or late is missed by name before any data moves. Then the
@@ -10,8 +9,6 @@ gradients are summed bucket by bucket, so that the memory this takes does not gr
 """
 
 import contextlib
-import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,6 +19,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from gyre.core.errors import GroupBroken
+from gyre.transport.groups import make_group
 from gyre.transport.rendezvous import cause
 
 BUCKET_BYTES = 64 << 20
@@ -121,32 +119,9 @@ class PrefixGroups:
                 self._drop(old)
             self._meetings = {k: number for k, number in self._meetings.items() if k[0] == generation}
             store = c10d.PrefixStore(self._name(generation, members), self._store)
-            make = self._nccl if self._device.type == "cuda" else self._gloo
-            self._groups[key] = make(store, members)
+            seconds = self._timeout.total_seconds()
+            self._groups[key] = make_group(store, self._cell, members, self._device, self._host, seconds)
         return self._groups[key]
-
-    def _gloo(self, store: c10d.PrefixStore, members: int) -> Any:
-        gloo: Any = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=self._host)]
-        options._timeout = self._timeout
-        return gloo(store, self._cell, members, options)
-
-    def _nccl(self, store: c10d.PrefixStore, members: int) -> Any:
-        """A group whose failures are errors of `wait` and nothing else.
-
-        Otherwise torch's watchdog thread ends the process when another member dies; with blocking waits a group has
-        none, and `wait` polls for errors of the peers, keeps its timeout and aborts the communicator. A communicator
-        that does not block while it connects can be given up too.
-        """
-        nccl: Any = c10d.ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = self._timeout
-        options.config.blocking = 0
-        # Torch reads the one at the first use of such a communicator, the other when a group is made.
-        os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(math.ceil(self._timeout.total_seconds()))
-        with _environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
-            return nccl(store, self._cell, members, options)
 
     def _name(self, generation: int, members: int) -> str:
         return f"cells/{generation}/{members}/{self._shard}"
@@ -165,15 +140,3 @@ def buckets(tensors: Sequence[torch.Tensor], limit: int) -> Iterator[torch.Tenso
         flat, size = tensor.detach().view(-1), max(1, limit // tensor.element_size())
         for start in range(0, flat.numel(), size):
             yield flat[start : start + size]
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before

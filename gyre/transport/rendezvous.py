@@ -1,7 +1,4 @@
-"""The rendezvous store of a process group: served by one process, on one address, for the members of that group.
-
-Groups here are raw ones, not registered with torch.distributed's world, so that they come and go by themselves.
-"""
+"""The rendezvous store of process groups: served by one process, on one address, for the members of those groups."""
 
 import os
 import socket

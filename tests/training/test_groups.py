@@ -1,16 +1,12 @@
 """Sums over prefix groups of gloo: any tensors in any buckets; a member that is missing or leaves half-way."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._C import _distributed_c10d as c10d
 
 from gyre.core.errors import GroupBroken
 from gyre.training.groups import PrefixGroups, buckets
@@ -106,29 +102,6 @@ def test_buckets_are_the_tensors_in_order_and_bounded(shapes, limit):
         bucket.add_(1)
     assert equal(tensors, [tensor + 1 for tensor in make(shapes, 0)])
     assert sum(bucket.numel() for bucket in found) == sum(tensor.numel() for tensor in tensors)
-
-
-def test_groups_of_cuda_tensors_are_nccl_without_a_watchdog(store, monkeypatch):
-    """NCCL is not here: its group is replaced by gloo's, so this shows how it is made and no more."""
-    made = []
-
-    class Nccl:
-        class Options:
-            def __init__(self) -> None:
-                self.config = SimpleNamespace()
-
-        def __new__(cls, group_store, cell, members, options):
-            made.append((os.environ["TORCH_NCCL_BLOCKING_WAIT"], options.config.blocking, options._timeout))
-            return groups._gloo(group_store, members)
-
-    monkeypatch.setattr(c10d, "ProcessGroupNCCL", Nccl, raising=False)
-    monkeypatch.setenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800")
-    store_client = connect_store(store.address, 20.0)
-    groups = PrefixGroups(store_client, 0, 0, "127.0.0.1", torch.device("cuda"), timeout_s=2.5)
-    groups.sum_to_core(30_000, 1, [torch.ones(3)])
-    assert made == [("1", 0, timedelta(seconds=2.5))]
-    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
-    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "3"
 
 
 def test_a_member_that_does_not_come_is_named_and_nothing_is_changed(impatient):

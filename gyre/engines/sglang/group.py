@@ -1,17 +1,16 @@
 """Rank 0 of a process group with the tensor-parallel ranks of one SGLang server.
 
 The server builds its side with `init_custom_process_group`; this side repeats what that does to the store (0.5.23 with
-torch 2.13: the group's name as prefix, again with a slash, then the device type) without torch.distributed's world, so
-that a broken group is dropped and forgotten.
+torch 2.13: the group's name as prefix, again with a slash, then the device type).
 """
 
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
 from gyre.core.errors import WeightsUnavailable
+from gyre.transport.groups import make_group
 from gyre.transport.rendezvous import cause, connect_store
 
 
@@ -25,30 +24,16 @@ class SendGroup:
     WeightsUnavailable is raised and the group is of no use any more."""
 
     def __init__(self, name: str, address: str, ranks: int, device: torch.device, timeout_s: float) -> None:
-        self._device = device
         self._timeout = timedelta(seconds=timeout_s)
         host = address.rpartition(":")[0]
         try:
             store = c10d.PrefixStore(name, connect_store(address, timeout_s))
             store = c10d.PrefixStore(f"{device.type}/", c10d.PrefixStore(f"{name}/", store))
-            self._group: Any = self._nccl(store, ranks) if device.type == "cuda" else self._gloo(store, ranks, host)
+            self._group = make_group(store, 0, ranks + 1, device, host, timeout_s)
         except RuntimeError as error:
             raise WeightsUnavailable(
                 f"the {ranks} ranks of the engine did not meet the sender: {cause(error)}"
             ) from error
-
-    def _gloo(self, store: c10d.PrefixStore, ranks: int, host: str) -> Any:
-        gloo: Any = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=host)]
-        options._timeout = self._timeout
-        return gloo(store, 0, ranks + 1, options)
-
-    def _nccl(self, store: c10d.PrefixStore, ranks: int) -> Any:
-        nccl: Any = c10d.ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = self._timeout
-        return nccl(store, 0, ranks + 1, options)
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Returns when the bytes have left; that all ranks took them is for the server to say."""
