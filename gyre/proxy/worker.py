@@ -10,6 +10,7 @@ from gyre.core.clock import SystemClock
 from gyre.engines.base import Engine
 from gyre.harnesses import load_profile
 from gyre.launch.base import WorkerContext
+from gyre.launch.serving import serving_rpc
 from gyre.proxy.base import ProxyControl
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.control import Proxy
@@ -18,7 +19,7 @@ from gyre.proxy.router import Router, RouterLimits
 from gyre.proxy.services import CallBounds, Services, StoreSink
 from gyre.proxy.serving import listeners, serve_http
 from gyre.proxy.tokenizer import load_tokenizer
-from gyre.rpc import connect, serve
+from gyre.rpc import connect
 from gyre.store import RunDir
 from gyre.trajectory.render import ChatRenderer
 
@@ -59,12 +60,10 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
     app = create_app(door, http_limits)
     try:
         async with serve_http(app, listeners(config)):
-            server = await serve(proxy, ProxyControl, context.address, context.secret)
-            context.ready(server.address)
             try:
-                await asyncio.Event().wait()
+                async with serving_rpc(proxy, ProxyControl, context):
+                    await asyncio.Event().wait()
             finally:
-                await server.stop()
                 await proxy.close()
     finally:
         await router.close()

@@ -11,7 +11,7 @@ from gyre.core.errors import GyreError
 from gyre.evaluation import Evaluator
 from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
-from gyre.rpc import serve
+from gyre.launch.serving import serving_rpc
 from gyre.runner.base import ExecutionReport, ExecutionSpec, Runner
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
@@ -24,13 +24,11 @@ async def main(config: RunnerConfig, context: WorkerContext) -> None:
     sweep_cgroups()
     with RunStore(Path(config.run_dir) / "gyre.sqlite") as store:
         runner = LocalRunner(config, store)
-        server = await serve(runner, Runner, context.address, context.secret)
-        try:
-            context.ready(server.address)
-            await asyncio.Event().wait()
-        finally:
-            await runner.shutdown()
-            await server.stop()
+        async with serving_rpc(runner, Runner, context):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await runner.shutdown()
 
 
 class LocalRunner:

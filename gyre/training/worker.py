@@ -15,7 +15,7 @@ import torch
 from gyre.core.errors import GroupBroken, NotReady
 from gyre.core.routing import Routing
 from gyre.launch.base import WorkerContext
-from gyre.rpc import serve
+from gyre.launch.serving import serving_rpc
 from gyre.rpc.service import Method, methods
 from gyre.training.base import MicroStepResult, StepStats, Trainer
 from gyre.training.commands import Command, CommandStream
@@ -153,12 +153,8 @@ async def main(config: TrainerConfig, context: WorkerContext) -> None:
         return
     service = TrainerService(config, context.name)
     await service.start()
-    server = await serve(service, Trainer, context.address, context.secret)
-    context.ready(server.address)
-    try:
+    async with serving_rpc(service, Trainer, context):
         await asyncio.get_running_loop().create_future()
-    finally:
-        await server.stop()
 
 
 async def _follow_in_thread(config: TrainerConfig, context: WorkerContext) -> None:

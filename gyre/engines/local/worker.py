@@ -6,7 +6,7 @@ from gyre.engines.base import Engine
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.engine import LocalEngine
 from gyre.launch.base import WorkerContext
-from gyre.rpc import serve
+from gyre.launch.serving import serving_rpc
 from gyre.transport.section import open_transport
 
 
@@ -16,11 +16,7 @@ async def main(config: LocalEngineConfig, context: WorkerContext) -> None:
     engine = LocalEngine(config, transport)
     await engine.start()
     try:
-        server = await serve(engine, Engine, context.address, context.secret)
-        context.ready(server.address)
-        try:
+        async with serving_rpc(engine, Engine, context):
             await asyncio.shield(engine.failed)
-        finally:
-            await server.stop()
     finally:
         await engine.close()

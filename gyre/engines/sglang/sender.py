@@ -19,7 +19,7 @@ from gyre.engines.sglang.buckets import Bucket, cut, flatten
 from gyre.engines.sglang.config import SenderConfig
 from gyre.engines.sglang.group import SendGroup, backend_of
 from gyre.launch.base import WorkerContext
-from gyre.rpc import serve
+from gyre.launch.serving import serving_rpc
 from gyre.transport.base import WeightRef, WeightTransport
 from gyre.transport.rendezvous import StoreServer
 from gyre.transport.section import open_transport
@@ -123,9 +123,5 @@ async def main(config: SenderConfig, context: WorkerContext) -> None:
     """Serves `WeightSender` at `context.address` until cancelled."""
     transport = open_transport(config.transport, config.transport_root, context.name, context.host)
     sender = Sender(config, transport)
-    server = await serve(sender, WeightSender, context.address, context.secret)
-    context.ready(server.address)
-    try:
+    async with serving_rpc(sender, WeightSender, context):
         await asyncio.get_running_loop().create_future()
-    finally:
-        await server.stop()

@@ -17,7 +17,8 @@ from gyre.engines.sglang.sender import WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
 from gyre.launch.base import WorkerContext
-from gyre.rpc import connect, serve
+from gyre.launch.serving import serving_rpc
+from gyre.rpc import connect
 from gyre.transport.section import open_transport
 
 
@@ -37,12 +38,8 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
             )
             if config.weights is not None:
                 await engine.update_weights(config.weights)
-            server = await serve(engine, Engine, context.address, context.secret)
-            context.ready(server.address)
-            try:
+            async with serving_rpc(engine, Engine, context):
                 raise await child.ended()
-            finally:
-                await server.stop()
     finally:
         await asyncio.to_thread(shutil.rmtree, private)
 
