@@ -157,6 +157,11 @@ async def _body(request: Request, limits: Limits) -> bytes:
         raise CallError(Fault.TOO_SLOW, message) from None
     except ClientDisconnect:
         raise CallError(Fault.INVALID, "The client left before its request was complete.") from None
+    try:
+        # The JSON parser looks only at the text of fields that it reads.
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise CallError(Fault.INVALID, f"The request body is not UTF-8 at byte {error.start}.") from None
     return bytes(body)
 
 

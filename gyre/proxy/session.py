@@ -30,7 +30,7 @@ from gyre.proxy.services import Services
 from gyre.trajectory.conversation import Message, ToolCall
 from gyre.trajectory.render import RenderError
 from gyre.trajectory.roles import Classification, RoleMarkers, classify
-from gyre.trajectory.tree import PreparedCall, TrajectoryTree
+from gyre.trajectory.tree import EmptyConversation, PreparedCall, TrajectoryTree
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,8 @@ class Session:
     def _prepare(self, wire: WireRequest, kind: Classification) -> PreparedCall:
         try:
             return self.tree.prepare(wire.conversation, role=kind.role, agent_id=kind.agent_id)
+        except EmptyConversation as error:
+            raise CallError(Fault.INVALID, str(error)) from error
         except RenderError as error:
             raise CallError(Fault.INTERNAL, str(error), final=True) from error
 

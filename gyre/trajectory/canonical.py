@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gyre.trajectory.conversation import Message, ToolCall
+from gyre.trajectory.conversation import Message, ToolCall, is_shallow
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
 """A system block that starts with this changes between requests of one conversation and says nothing to the policy."""
@@ -44,13 +44,15 @@ def canonical_value(value: Any) -> Any:
 
 
 def canonical_arguments(arguments: dict[str, Any] | str) -> str:
-    """A text that two argument objects share exactly when they mean the same. A JSON text counts as its object."""
+    """A text that two argument objects share exactly when they mean the same. A JSON text counts as its object, unless
+    it is nested deeper than arguments may be."""
     value: Any = arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
-        except ValueError:
-            value = arguments
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = arguments
+        value = parsed if is_shallow(parsed) else arguments
     return json.dumps(canonical_value(value), ensure_ascii=False, separators=(",", ":"))
 
 

@@ -119,10 +119,14 @@ class ChatRenderer:
         return [part for message in wire for part in one_call_each(message)] if self._facts.single_call else wire
 
     def _accepts_late_system(self) -> bool:
-        """Claude Code sends role system inside the history; templates that refuse it, leave it out or move it get these
-        as user messages."""
-        messages = [{"role": role, "content": role} for role in ("system", "user", "system")]
-        before = self._renderer.render_ids(messages[:2])
+        """Claude Code sends role system inside the history; templates that refuse it, leave it out or move it, after a
+        system prompt or without one, get these as user messages."""
+        return all(self._stays_in_place(roles) for roles in (("system", "user", "system"), ("user", "system")))
+
+    def _stays_in_place(self, roles: Sequence[str]) -> bool:
+        """Whether the last of these messages is written after the others."""
+        messages = [{"role": role, "content": role} for role in roles]
+        before = self._renderer.render_ids(messages[:-1])
         try:
             after = self._renderer.render_ids(messages)
         except Exception as error:

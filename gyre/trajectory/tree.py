@@ -29,6 +29,10 @@ class CommitRefused(GyreError):
     """A sample does not belong to the prepared call; the tree did not change."""
 
 
+class EmptyConversation(GyreError):
+    """No message of a request says anything: there is nothing to answer."""
+
+
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine returned for one call; the three lists have equal length [T_out]."""
 
@@ -202,9 +206,12 @@ class TrajectoryTree:
         """Decides the exact prompt of a call and its place in the tree, and changes nothing.
 
         A conversation that continues a recorded turn gets that turn's path, token for token, and only its new messages
-        are encoded. Otherwise the whole is rendered. Raises RenderError when the template fails."""
+        are encoded. Otherwise the whole is rendered. Raises EmptyConversation, or RenderError when the template
+        fails."""
         renderer = self._require_renderer()
         messages = without_blank_turns(conversation.messages)
+        if not messages:
+            raise EmptyConversation("Every message of the request is blank; one must say something.")
         if messages is not conversation.messages:
             conversation = msgspec.structs.replace(conversation, messages=messages)
         match = self._history.match(conversation, agent_id)

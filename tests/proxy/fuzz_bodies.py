@@ -12,8 +12,8 @@ for _ in range(70):
     DEEP = [DEEP]
 JUNK: list[Any] = [
     None, True, -1, 0, 2**31, 2**63, 2**64, 10**40, 1.5, -0.0, "", " ", "x" * 3000, "\ud83d", "\x00", "<|im_end|>", "{",
-    '{"a":1}', "[1", [], {}, [[]], {"": {}}, {"a": None}, ["x", 1], DEEP, {"type": "text"}, {"role": "user"},
-    {"type": "tool_result"}, {"type": "function"}, "tool", "assistant", "system",
+    '{"a":1}', "[1", "[" * 3000, [], {}, [[]], {"": {}}, {"a": None}, ["x", 1], DEEP, {"type": "text"},
+    {"role": "user"}, {"type": "tool_result"}, {"type": "function"}, "tool", "assistant", "system",
 ]  # fmt: skip
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -64,6 +64,28 @@ def damaged(request: dict[str, Any], rng: random.Random) -> bytes:
         _damage(rng, body)
     raw = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     return _damage_bytes(rng, raw) if rng.random() < 0.4 else raw
+
+
+def continued(request: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """The request that a harness sends after `answer` to `request`: it echoes the turn and adds a result or a word."""
+    if "output" in answer:
+        items = answer["output"]
+        calls = [item["call_id"] for item in items if item["type"] == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call, "output": "out"} for call in calls]
+        said = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "on"}]}]
+        return {**request, "input": [*_listed(request["input"]), *items, *(results or said)]}
+    if "choices" in answer:
+        turn = answer["choices"][0]["message"]
+        tools = [{"role": "tool", "tool_call_id": call["id"], "content": "out"} for call in turn.get("tool_calls", ())]
+        return {**request, "messages": [*request["messages"], turn, *(tools or [{"role": "user", "content": "on"}])]}
+    uses = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
+    blocks = [{"type": "tool_result", "tool_use_id": use, "content": "out"} for use in uses]
+    turn = {"role": "assistant", "content": answer["content"]}
+    return {**request, "messages": [*request["messages"], turn, {"role": "user", "content": blocks or "on"}]}
+
+
+def _listed(items: Any) -> list[Any]:
+    return items if isinstance(items, list) else [{"type": "message", "role": "user", "content": items}]
 
 
 def _damage(rng: random.Random, body: Any) -> None:

@@ -1,16 +1,19 @@
 """Security of the HTTP routes: keys, bounds, and hundreds of bodies that no harness would send (issue 3, point 9)."""
 
 import asyncio
+import hashlib
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from fuzz_bodies import REQUESTS, arbitrary, damaged
+from fuzz_bodies import REQUESTS, arbitrary, continued, damaged
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proxy_app import App, running_app
+from proxy_fakes import tool_call
 
 from gyre.proxy.base import SessionSpec
 
@@ -81,10 +84,16 @@ async def test_bodies_are_bounded(proxy_tokenizer: Any, path: str) -> None:
             assert native(path, response.json())
 
 
+def _answer(prompt: str) -> str:
+    """A word, a call or two calls, always the same for the same prompt."""
+    calls = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()[0] % 3
+    return "ok" + tool_call("f", '{"a": 1}') * calls
+
+
 @pytest.fixture(scope="module")
 def fuzzed(proxy_tokenizer: Any) -> Iterator["Fuzzed"]:
     loop = asyncio.new_event_loop()
-    running = running_app(proxy_tokenizer, lambda prompt: "ok")
+    running = running_app(proxy_tokenizer, _answer)
     app = loop.run_until_complete(running.__aenter__())
     client = client_of(app)
     yield Fuzzed(app, client, loop)
@@ -97,7 +106,7 @@ class Fuzzed:
     def __init__(self, app: App, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self.app, self.client, self.loop = app, client, loop
 
-    def check(self, path: str, body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    def check(self, path: str, body: bytes, caplog: pytest.LogCaptureFixture) -> httpx.Response:
         """An answer, or a 4xx in the API's native shape with nothing recorded; never a 5xx, a traceback or a secret."""
         app, records = self.app, len(self.app.sink.records)
         digest = app.session().tree.digest()
@@ -114,6 +123,7 @@ class Fuzzed:
             assert (len(app.sink.records), app.session().tree.digest()) == (records, digest)
         elif len(app.sink.records) > 200:
             self.loop.run_until_complete(self._renew())
+        return response
 
     async def _renew(self) -> None:
         """A small tree, so that hashing it stays cheap."""
@@ -137,6 +147,21 @@ def test_no_damaged_request_breaks_the_proxy(
     fuzzed: Fuzzed, path: str, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fuzzed.check(path, damaged(REQUESTS[path], random.Random(seed)), caplog)
+
+
+@pytest.mark.parametrize("path", PATHS[:3])
+@settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(seed=st.integers(0, 2**64))
+def test_no_damaged_history_breaks_the_proxy(
+    fuzzed: Fuzzed, path: str, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Histories that repeat the policy's own turns, damaged around them: requests that do get an answer go on."""
+    rng, request = random.Random(seed), REQUESTS[path]
+    for _ in range(4):
+        raw = damaged(request, rng)
+        response = fuzzed.check(path, raw, caplog)
+        if response.status_code == 200 and not response.text.startswith(("data:", "event:")):
+            request = continued(json.loads(raw, parse_int=lambda digits: int(digits[:99])), response.json())
 
 
 @pytest.mark.parametrize("path", PATHS)

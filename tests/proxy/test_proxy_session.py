@@ -237,6 +237,24 @@ async def test_T11_a_call_that_fails_before_a_token_changes_nothing(proxy_tokeni
         assert app.sink.records[1].parent == app.sink.records[0].call_id
 
 
+@pytest.mark.parametrize(
+    ("path", "messages"),
+    [
+        ("/v1/messages", [{"role": "user", "content": ""}]),
+        ("/v1/messages/count_tokens", [{"role": "user", "content": [{"type": "text", "text": " "}]}]),
+        ("/v1/chat/completions", [{"role": "assistant"}]),
+    ],
+)
+async def test_a_request_that_says_nothing_is_invalid(
+    proxy_tokenizer: Any, path: str, messages: list[dict[str, Any]]
+) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        response = await post(app, {"model": "m", "max_tokens": 9, "messages": messages}, path)
+        assert response.status_code == 400
+        assert "blank" in response.json()["error"]["message"]
+        assert (app.sink.records, app.engines[0].requests) == ([], [])
+
+
 async def test_a_failure_after_the_first_byte_ends_the_stream_with_an_error(proxy_tokenizer: Any) -> None:
     async with running_app(proxy_tokenizer, answer, hold_s=0.05) as app:
         gate = Gate(app.engines[0])

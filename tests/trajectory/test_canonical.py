@@ -1,5 +1,7 @@
 """One case per row of the mutation table (notes/harnesses.md §4): the echo is the same turn, and drift says how."""
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -84,6 +86,13 @@ def test_context_messages_compare_by_content():
 def test_true_is_not_one():
     assert canonical_arguments({"a": True}) != canonical_arguments({"a": 1})
     assert canonical_arguments({"a": "1"}) != canonical_arguments({"a": 1})
+
+
+@pytest.mark.parametrize("depth", [100, 900, 5000])
+def test_arguments_nested_too_deep_are_text(depth):
+    deep = "[" * depth + "]" * depth
+    assert canonical_arguments(deep) == json.dumps(deep)
+    assert canonical_arguments("[" * depth) == json.dumps("[" * depth)
 
 
 def test_billing_block_is_dropped():

@@ -182,3 +182,24 @@ def test_T02_a_turn_that_ends_inside_its_reasoning_is_continued(name, kind, ende
     stored = first.input_ids + output
     assert then.flags == []
     assert then.input_ids[: len(stored)] == stored
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_whatever_follows_a_turn_continues_it(name, kind):
+    """Roles in any order: a system prompt that comes late, turns of others, results of other calls, nothing at all."""
+    renderer, tokenizer = family(name, kind)
+    first = (user("list the files"),)
+    call = ToolCall("c0", "Bash", {"command": "ls"})
+    other = Message(role="assistant", tool_calls=(ToolCall("c1", "Bash", {"command": "pwd"}),))
+    follow = [system("late"), user("next"), Message(role="assistant", text="mine"), other, result(call, "out")]
+    for turn in (Message(role="assistant", text="ok"), Message(role="assistant", tool_calls=(call,))):
+        tree = TrajectoryTree("e", renderer)
+        prepared = tree.prepare(Conversation(first, TOOLS), role=RoleClass.MAIN)
+        ids = [*encode(tokenizer, "ok"), renderer.stop_token_ids[0]]
+        sample = Sample(output_ids=ids, logprobs=[0.0] * len(ids), versions=[0] * len(ids), finish="stop")
+        tree.commit(prepared, sample, turn, call_id="a")
+        for length in range(3):
+            for after in itertools.product(follow, repeat=length):
+                longer = tree.prepare(Conversation((*first, turn, *after), TOOLS), role=RoleClass.MAIN)
+                assert (longer.parent, "prefix_break" in longer.flags) == ("a", False), after
+                assert longer.input_ids[: len(prepared.input_ids) + len(ids)] == [*prepared.input_ids, *ids], after
