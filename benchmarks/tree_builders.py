@@ -60,7 +60,8 @@ class Gyre:
 
         from gyre.core.records import RoleClass
         from gyre.trajectory import conversation
-        from gyre.trajectory.tree import Sample, TrajectoryTree
+        from gyre.trajectory.call import Sample
+        from gyre.trajectory.tree import TrajectoryTree
 
         self.decoder = msgspec.json.Decoder(list[conversation.Message])
         self.conversation, self.message = conversation.Conversation, conversation.Message

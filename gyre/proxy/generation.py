@@ -7,8 +7,8 @@ from gyre.core.records import FinishReason
 from gyre.core.routing import Routing, joined
 from gyre.proxy.dialects.base import Delta
 from gyre.proxy.router import Piece
+from gyre.trajectory.call import Sample
 from gyre.trajectory.stream_parse import ParsedTurn, StreamDelta, StreamingParse
-from gyre.trajectory.tree import Sample
 
 
 class Generation:

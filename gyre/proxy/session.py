@@ -27,10 +27,11 @@ from gyre.proxy.errors import CallError, ContextOverflow, Fault
 from gyre.proxy.facts import call_facts, system_text
 from gyre.proxy.generation import Generation
 from gyre.proxy.services import Services
+from gyre.trajectory.call import EmptyConversation, PreparedCall
 from gyre.trajectory.conversation import Message, ToolCall
 from gyre.trajectory.render import RenderError
 from gyre.trajectory.roles import Classification, RoleMarkers, classify
-from gyre.trajectory.tree import EmptyConversation, PreparedCall, TrajectoryTree
+from gyre.trajectory.tree import TrajectoryTree
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import random
 import msgspec
 
 from gyre.core.records import ROLE_PRIORITY, RoleClass
-from gyre.trajectory.tree import PathStep, TrajectoryTree
+from gyre.trajectory.call import PathStep
+from gyre.trajectory.tree import TrajectoryTree
 
 
 class TargetSpan(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,98 +13,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gyre.core.errors import GyreError, InvariantViolation
-from gyre.core.records import CallRecord, FinishReason, RoleClass
+from gyre.core.records import CallRecord, RoleClass
 from gyre.core.routing import Routing
-from gyre.core.tokens import TokenIds
+from gyre.trajectory.call import EmptyConversation, PathStep, PreparedCall, Sample
 from gyre.trajectory.canonical import without_blank_turns
+from gyre.trajectory.checks import check_commit, check_record
 from gyre.trajectory.conversation import Conversation, Message
-from gyre.trajectory.history import History, Match
+from gyre.trajectory.history import History
 from gyre.trajectory.node import Node, as_tokens, longest_prefix, make_node, path_tokens
 from gyre.trajectory.paths import PathIds, RecentPaths
 from gyre.trajectory.render import BRIDGE_TAIL, ChatRenderer
-from gyre.trajectory.routing import path_routing, recorded_positions
-
-
-class CommitRefused(GyreError):
-    """A sample does not belong to the prepared call; the tree did not change."""
-
-
-class EmptyConversation(GyreError):
-    """No message of a request says anything: there is nothing to answer."""
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine returned for one call; the three lists have equal length [T_out]."""
-
-    output_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish: FinishReason
-    cells: list[int] = []
-    routing: Routing | None = None
-    """Experts of positions from the prepared call's `routing_from` on, as far as they were told."""
-
-
-class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send to an engine, and where its answer will be appended. Stays valid while other calls commit."""
-
-    execution_id: str
-    conversation: Conversation
-    role: RoleClass
-    agent_id: str
-    path: PathIds
-    """What the prompt continues: the whole path of a recorded call, or nothing."""
-    new_ids: list[int]
-    """The rest of the prompt: what was rendered for this call."""
-    parent: str | None
-    prefix_len: int
-    """Tokens shared with the parent's path; at least those of `path`."""
-    drift: dict[str, int]
-    """Differences between emitted turns and their first echo in this conversation, by kind."""
-    flags: list[str]
-    """Sorted: "context_turn", "partial_turn", "foreign_turn" (assistant turns that are context only here), and
-    "prefix_break" (the conversation continues a recorded turn whose tokens could not be continued)."""
-    match: Match
-    nodes_seen: int
-    """Size of the tree at prepare; commit looks for a longer shared prefix when it has grown since."""
-
-    @property
-    def input_len(self) -> int:
-        """T_in."""
-        return len(self.path) + len(self.new_ids)
-
-    @property
-    def input_ids(self) -> list[int]:
-        """Full prompt, [T_in]: path(parent)[:prefix_len] + delta_ids. A new list at each access, O(T_in)."""
-        ids = self.path.slice(0)
-        ids += self.new_ids
-        return ids
-
-    @property
-    def prompt(self) -> TokenIds:
-        """`input_ids`, packed: what an engine is sent. A new object at each access."""
-        return self.path.followed_by(self.new_ids)
-
-    @property
-    def routing_from(self) -> int:
-        """First position whose experts the record will hold: that of the last shared token, which may not have gone
-        through the model when its own call ended."""
-        return max(self.prefix_len - 1, 0)
-
-    @property
-    def delta_ids(self) -> list[int]:
-        """Input tokens that no stored path shares, [T_delta]."""
-        return self.new_ids[self.prefix_len - len(self.path) :]
-
-
-class PathStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One call on a root-to-leaf path."""
-
-    call_id: str
-    output_start: int
-    """Position in the path of the call's first output token."""
-    covered: int
-    """Output tokens of the call that lie on the path; fewer than all when the path branches off inside them."""
+from gyre.trajectory.routing import path_routing
 
 
 class TrajectoryTree:
@@ -127,7 +46,7 @@ class TrajectoryTree:
             raise InvariantViolation("A trajectory tree needs at least one record.")
         tree = cls(ordered[0].execution_id)
         for record in ordered:
-            tree._check(record)
+            check_record(record, tree.execution_id, tree._nodes)
             tree._append(record)
         return tree
 
@@ -265,7 +184,15 @@ class TrajectoryTree:
         `emitted` is the assistant message as the harness was given it, with the tool-call ids issued by the proxy; it
         is what later requests are matched with. None when the harness was given nothing (an abandoned sample). Raises
         CommitRefused, before anything changed, when the sample cannot belong to the prepared call."""
-        self._check_commit(prepared, sample, emitted, call_id)
+        check_commit(
+            prepared,
+            sample,
+            emitted,
+            call_id,
+            execution_id=self.execution_id,
+            recorded=self._nodes,
+            issued=self._history.knows_tool_call,
+        )
         parent_id, prefix_len, delta_ids = prepared.parent, prepared.prefix_len, prepared.delta_ids
         if len(self._nodes) != prepared.nodes_seen:
             at = self._nodes[parent_id] if parent_id is not None else None
@@ -325,50 +252,6 @@ class TrajectoryTree:
         if self._renderer is None:
             raise GyreError(f"The tree of {self.execution_id} was built from records and cannot prepare calls.")
         return self._renderer
-
-    def _check_commit(self, prepared: PreparedCall, sample: Sample, emitted: Message | None, call_id: str) -> None:
-        problem = ""
-        if prepared.execution_id != self.execution_id:
-            problem = f"it was prepared for execution {prepared.execution_id}"
-        elif prepared.parent is not None and prepared.parent not in self._nodes:
-            problem = f"its parent {prepared.parent} is not in the tree"
-        elif call_id in self._nodes:
-            problem = "the call is already recorded"
-        elif not len(sample.output_ids) == len(sample.logprobs) == len(sample.versions):
-            problem = (
-                f"the sample has {len(sample.output_ids)} tokens, {len(sample.logprobs)} log-probs and "
-                f"{len(sample.versions)} versions"
-            )
-        elif sample.routing is not None and (
-            sample.routing.positions > prepared.input_len + len(sample.output_ids) - 1 - prepared.routing_from
-        ):
-            problem = (
-                f"the sample has experts for {sample.routing.positions} positions, more than went through the model"
-            )
-        elif emitted is not None and emitted.role != "assistant":
-            problem = f"the emitted message has role {emitted.role}"
-        elif emitted is not None:
-            taken = [call.id for call in emitted.tool_calls if self._history.knows_tool_call(call.id)]
-            problem = f"tool-call id {taken[0]} was issued before" if taken else ""
-        if problem:
-            raise CommitRefused(f"Call {call_id} of {self.execution_id} cannot be recorded: {problem}.")
-
-    def _check(self, record: CallRecord) -> None:
-        parent = self._nodes.get(record.parent) if record.parent is not None else None
-        lengths = {len(record.output_ids), len(record.output_logprobs), len(record.output_versions)}
-        if record.execution_id != self.execution_id or record.call_id in self._nodes or len(lengths) != 1:
-            raise InvariantViolation(f"Record {record.call_id} of {record.execution_id} is broken or a duplicate.")
-        if record.parent is not None and (parent is None or record.prefix_len > parent.end):
-            raise InvariantViolation(
-                f"Record {record.call_id} of {record.execution_id} does not fit its parent {record.parent}."
-            )
-        if record.parent is None and record.prefix_len != 0:
-            raise InvariantViolation(f"Record {record.call_id} of {record.execution_id} is a root with a prefix.")
-        if record.routing is not UNSET and record.routing.positions != recorded_positions(record):
-            raise InvariantViolation(
-                f"Record {record.call_id} of {record.execution_id} has experts for {record.routing.positions} "
-                f"positions, not {recorded_positions(record)}."
-            )
 
     def _append(self, record: CallRecord) -> None:
         parent = self._nodes[record.parent] if record.parent is not None else None

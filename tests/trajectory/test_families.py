@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from trajectory_helpers import FAMILY_SPECIALS, TOOLS, result, system, user
 
 from gyre.core.records import RoleClass
+from gyre.trajectory.call import Sample
 from gyre.trajectory.conversation import Conversation, Message, ToolCall
 from gyre.trajectory.families import FAMILIES
-from gyre.trajectory.tree import Sample, TrajectoryTree
+from gyre.trajectory.tree import TrajectoryTree
 
 HEAD = (system("You are a helpful agent."), user("list the files"))
 WORDS = ("here ", "and there", " é", "😀", "\n", "a < b", "<tool", "{", '"name": ', "yes and no", "0 1 2")

@@ -12,6 +12,7 @@ from gyre.core.errors import InvariantViolation
 from gyre.core.records import CallRecord, RoleClass
 from gyre.core.routing import Choices, Routing
 from gyre.trajectory.admission import admit
+from gyre.trajectory.call import CommitRefused, PreparedCall, Sample
 from gyre.trajectory.conversation import Conversation
 from gyre.trajectory.history import Match
 from gyre.trajectory.microstep import ExecutionRows, Row
@@ -20,7 +21,7 @@ from gyre.trajectory.packing import pack
 from gyre.trajectory.paths import PathIds
 from gyre.trajectory.routing import agreed
 from gyre.trajectory.rows import build_execution
-from gyre.trajectory.tree import CommitRefused, PreparedCall, Sample, TrajectoryTree
+from gyre.trajectory.tree import TrajectoryTree
 
 EMPTY = Routing(2, 2, 200, b"")
 

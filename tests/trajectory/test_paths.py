@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from trajectory_helpers import result, system, user
 
 from gyre.core.records import CallRecord, RoleClass
+from gyre.trajectory.call import Sample
 from gyre.trajectory.conversation import Conversation, Message, ToolCall
 from gyre.trajectory.node import make_node
 from gyre.trajectory.paths import PathIds, RecentPaths
-from gyre.trajectory.tree import Sample, TrajectoryTree
+from gyre.trajectory.tree import TrajectoryTree
 
 IDS = st.lists(st.integers(0, 9), max_size=4)
 

@@ -6,9 +6,10 @@ from trajectory_helpers import BASH, EDIT, TOOLS, Policy, answer_text, result, s
 
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import RoleClass
+from gyre.trajectory.call import CommitRefused, Sample
 from gyre.trajectory.conversation import Conversation, Message, ToolCall
 from gyre.trajectory.render import RenderError
-from gyre.trajectory.tree import CommitRefused, Sample, TrajectoryTree
+from gyre.trajectory.tree import TrajectoryTree
 
 HEAD = (system("You are a helpful agent."), user("list the files"))
 
