@@ -9,7 +9,7 @@ help:
 	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
 	@echo "make unit    only the tests that start no harness, no engine and no worker process"
 	@echo "make harnesses    install every harness and run all tests against the real binaries"
-	@echo "make fuzz    25,000 hostile bodies at the proxy"
+	@echo "make fuzz    14,000 hostile bodies at the proxy"
 
 setup:
 	@PYTHON=$(PYTHON) scripts/setup.sh
