@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from packed_tree import VOCABULARY
+from stock_schedule import stock
 from transformers import Qwen3Config
 
 from gyre.training.config import ParallelConfig
@@ -53,33 +54,11 @@ def streaming(replica: Replica, stage: Stage, packs: list[Pack]) -> None:
     pipeline.drain()
 
 
-def stock(replica: Replica, packs: list[Pack]) -> None:
-    # After gyre.training.megatron, which makes megatron importable without CUDA.
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    def step(iterator: Any, model: Any) -> Any:
-        # Three values: Megatron then leaves the sum as it is.
-        return model(next(iterator)), lambda output: (output.sum(), torch.tensor(1), {})
-
-    get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iter(packs),
-        model=[replica.ddp],
-        num_microbatches=len(packs),
-        seq_length=max(pack.tokens for pack in packs),
-        micro_batch_size=1,
-    )
-
-
 def run(rank: int, options: argparse.Namespace, directory: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{directory}/store", STAGES)
     parallel.initialize(ParallelConfig(pipeline=STAGES), rank, "cell", store)
     replica = Replica(f"{directory}/model")
-    config = replica.model.config
-    config.variable_seq_lengths = True
-    config.deallocate_pipeline_outputs = False
-    config.batch_p2p_comm = False
     torch.manual_seed(rank)
     with torch.no_grad():
         for parameter in replica.model.parameters():

@@ -6,12 +6,12 @@ for ever, also longer than the group's timeout.
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from stock_schedule import stock
 from test_pipeline import wait_for_everything_posted
 from training_cases import make_model, rank_processes
 
@@ -41,27 +41,6 @@ def batch(seed: int) -> list[list[Row]]:
             rows.append(Row(ids_T=ids, targets=targets, logprobs=[0.0] * len(targets), versions=[0] * len(targets)))
         packs.append(rows)
     return packs
-
-
-def stock(replica: Replica, packs: list[Pack]) -> None:
-    # After gyre.training.megatron, which makes megatron importable without CUDA.
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    config = replica.model.config
-    config.variable_seq_lengths, config.deallocate_pipeline_outputs, config.batch_p2p_comm = True, False, False
-
-    def step(iterator: Any, model: Any) -> Any:
-        # Three values: Megatron then leaves the sum as it is.
-        return model(next(iterator)), lambda output: (output.sum(), torch.tensor(1), {})
-
-    get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iter(packs),
-        model=[replica.ddp],
-        num_microbatches=len(packs),
-        seq_length=max(pack.tokens for pack in packs),
-        micro_batch_size=1,
-    )
 
 
 def streaming(replica: Replica, packs: list[Pack]) -> None:
