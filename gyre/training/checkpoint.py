@@ -117,11 +117,6 @@ def read_initial(model_dir: str) -> dict[str, torch.Tensor]:
     return experts.fuse({name: tensor.float() for file in files for name, tensor in load_file(file).items()})
 
 
-def host_copy(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies in host memory that later steps do not change."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 

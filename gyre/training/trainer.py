@@ -185,8 +185,8 @@ class MegatronTrainer:
         state = checkpoint.Checkpoint(
             version=self.version,
             steps=adam.steps,
-            parameters=checkpoint.host_copy(parameters),
-            moments={moment: checkpoint.host_copy(tensors) for moment, tensors in moments.items()},
+            parameters=parameters,
+            moments=moments,
             rng=torch.get_rng_state(),
         )
         return self._writer.start(directory, self._config.model_dir, state)

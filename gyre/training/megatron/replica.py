@@ -86,8 +86,8 @@ class Replica:
         weights.scatter(self.model, whole, self.parameters if into is None else into)
 
     def whole(self, local: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        """Hugging Face tensors of the parameters, or of tensors shaped like them; complete on rank 0 of the cell and
-        empty elsewhere. Collective over the cell."""
+        """Hugging Face tensors of the parameters, or of tensors shaped like them: copies in host memory, complete on
+        rank 0 of the cell and empty elsewhere. Collective over the cell."""
         return weights.gather(self.model, self.parameters if local is None else local)
 
     def sleep(self, keep_parameters: bool, optimizer_state: Sequence[torch.Tensor]) -> None:

@@ -111,35 +111,44 @@ def scatter(model: PolicyModel, whole: Mapping[str, torch.Tensor], into: Mapping
 
 @torch.no_grad()
 def gather(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `scatter`: whole Hugging Face tensors from every rank's `local`, complete on the cell's rank 0
-    and empty elsewhere. Collective over the cell. Tensors may share memory with `local`."""
-    mine: dict[str, torch.Tensor] = {}
+    """The inverse of `scatter`: whole Hugging Face tensors from every rank's `local`, as copies in the host memory of
+    the cell's rank 0, and empty elsewhere. Collective over the cell. A device holds one whole tensor at a time."""
+    rank = dist.get_rank()
+    sent: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
+    """Rank → what it sends to rank 0, as tensors without storage."""
+    if len(sent) > 1:
+        dist.all_gather_object(sent, _sent(model, local))
+    whole: dict[str, torch.Tensor] = {}
+    if parallel_state.get_data_parallel_rank() == 0:
+        for name, tensor in _own_stage(model, local):
+            if rank == 0:
+                whole[name] = tensor.to("cpu", copy=True)
+            elif name in sent[rank]:
+                dist.send(tensor.contiguous(), 0)
+    if rank == 0:
+        for source, tensors in enumerate(sent):
+            for name, tensor in tensors.items():
+                received = torch.empty_like(tensor, device=model.device)
+                dist.recv(received, source)
+                # The first and the last stage both have tied embeddings.
+                whole.setdefault(name, received.cpu())
+    return whole
+
+
+def _sent(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The first rank of every stage but the first sends the tensors of its stage."""
+    first = parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
+    if dist.get_rank() == 0 or not first:
+        return {}
+    return dict(_own_stage(model, {name: tensor.to("meta") for name, tensor in local.items()}))
+
+
+def _own_stage(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole tensors of this rank's stage, one after the other; collective over its tensor-parallel ranks."""
     for rule in rules(model):
         for name, part in zip(rule.hf, _split(local[rule.megatron], rule.join, model.config), strict=True):
             tensor = _unshard(part, rule.axis)
-            mine[name] = tensor.flatten(1, 2) if rule.join == "experts" else tensor
-    if dist.get_world_size() == 1:
-        return mine
-    return _collect_stages(mine)
-
-
-def _collect_stages(mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Brings the tensors of the other pipeline stages to rank 0."""
-    leads = parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
-    heads: list[Any] = [None] * dist.get_world_size()
-    shapes = {name: (tuple(t.shape), t.dtype) for name, t in mine.items()} if leads else {}
-    dist.all_gather_object(heads, shapes)
-    rank = dist.get_rank()
-    result = dict(mine) if rank == 0 else {}
-    for source, head in enumerate(heads[1:], start=1):
-        for name, (shape, dtype) in head.items():
-            if rank == source:
-                dist.send(mine[name].contiguous(), 0)
-            elif rank == 0:
-                received = torch.empty(shape, dtype=dtype, device=next(iter(mine.values())).device)
-                dist.recv(received, source)
-                result.setdefault(name, received)
-    return result
+            yield name, tensor.flatten(1, 2) if rule.join == "experts" else tensor
 
 
 def _shard(tensor: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
@@ -151,7 +160,8 @@ def _unshard(part: torch.Tensor, axis: int | None) -> torch.Tensor:
     if axis is None or size == 1:
         return part
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(size)]
-    dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    if not part.is_meta:
+        dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
     return torch.cat(parts, dim=axis)
 
 
