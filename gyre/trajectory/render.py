@@ -120,9 +120,19 @@ class ChatRenderer:
         return [part for message in wire for part in one_call_each(message)] if self._facts.single_call else wire
 
     def _accepts_late_system(self) -> bool:
-        """Claude Code sends role system inside the history; templates that refuse it, leave it out or move it, after a
-        system prompt or without one, get these as user messages."""
-        return all(self._stays_in_place(roles) for roles in (("system", "user", "system"), ("user", "system")))
+        """Claude Code sends role system inside the history, Codex two at the start; templates that refuse it, leave it
+        out or move it, after a system prompt or without one, get these as user messages."""
+        sequences = (("system", "user", "system"), ("user", "system"))
+        return all(self._stays_in_place(roles) for roles in sequences) and self._writes_two_system_prompts()
+
+    def _writes_two_system_prompts(self) -> bool:
+        """Llama 3 puts the tools into the message after the system prompt, which must be the user's."""
+        messages = [{"role": role, "content": role} for role in ("system", "system", "user")]
+        try:
+            self._call(messages, (Tool("t", "", {}),), generation_prompt=True)
+        except RenderError:
+            return False
+        return True
 
     def _stays_in_place(self, roles: Sequence[str]) -> bool:
         """Whether the last of these messages is written after the others."""
