@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
+_CHARACTER = 4
+"""Bytes of a character, so the most tokens that it may be spread over."""
 
 
 class Mark(enum.Enum):
@@ -77,8 +79,12 @@ class Lexer:
         return [lexeme for lexeme in lexemes if lexeme.text]
 
     def _decoded(self, *, last: bool) -> str:
-        if not self._pending:
+        pending = self._pending
+        if not pending:
             text = ""
+        elif not last and len(pending) > _CHARACTER and self._decode(pending[-_CHARACTER:]).endswith(UNDECODED):
+            # Halves of characters, repeated: decoded once when they end, not again at each one.
+            return ""
         else:
             before = self._decode(self._context) if self._context else ""
             text = self._decode([*self._context, *self._pending])[len(before) :]

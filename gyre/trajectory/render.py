@@ -12,6 +12,7 @@ import renderers
 
 from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
+from gyre.trajectory.dsml import parse_dsml
 from gyre.trajectory.families import FAMILIES
 from gyre.trajectory.lexer import Lexer, Mark
 from gyre.trajectory.stream_parse import ParsedCall, ParsedTurn, StreamingParse, call_arguments, can_be_sent
@@ -119,9 +120,19 @@ class ChatRenderer:
         return [part for message in wire for part in one_call_each(message)] if self._facts.single_call else wire
 
     def _accepts_late_system(self) -> bool:
-        """Claude Code sends role system inside the history; templates that refuse it, leave it out or move it, after a
-        system prompt or without one, get these as user messages."""
-        return all(self._stays_in_place(roles) for roles in (("system", "user", "system"), ("user", "system")))
+        """Claude Code sends role system inside the history, Codex two at the start; templates that refuse it, leave it
+        out or move it, after a system prompt or without one, get these as user messages."""
+        sequences = (("system", "user", "system"), ("user", "system"))
+        return all(self._stays_in_place(roles) for roles in sequences) and self._writes_two_system_prompts()
+
+    def _writes_two_system_prompts(self) -> bool:
+        """Llama 3 puts the tools into the message after the system prompt, which must be the user's."""
+        messages = [{"role": role, "content": role} for role in ("system", "system", "user")]
+        try:
+            self._call(messages, (Tool("t", "", {}),), generation_prompt=True)
+        except RenderError:
+            return False
+        return True
 
     def _stays_in_place(self, roles: Sequence[str]) -> bool:
         """Whether the last of these messages is written after the others."""
@@ -176,7 +187,7 @@ class ChatRenderer:
 
     def _read_calls(self, ids: list[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
         try:
-            parsed = self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
+            parsed = self._parse_response(ids, tools)
         except (ValueError, RecursionError):
             # A policy that repeats itself writes numbers of thousands of digits and brackets without end.
             return ()
@@ -184,9 +195,22 @@ class ChatRenderer:
         for call in parsed.tool_calls:
             arguments = call_arguments(call.arguments)
             status = str(call.status)
-            ok = status in ("ok", "unknown_tool") and bool(call.name) and can_be_sent(call.name, arguments)
-            calls.append(ParsedCall(name=call.name or "", arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
+            name = call.name if isinstance(call.name, str) else ""  # Llama's JSON may name a call anything
+            ok = status in ("ok", "unknown_tool") and bool(name) and can_be_sent(name, arguments)
+            calls.append(ParsedCall(name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
         return tuple(calls)
+
+    def _parse_response(self, ids: list[int], tools: Sequence[Tool]) -> Any:
+        """By the library."""
+        if self.family != "deepseek_v4":
+            return self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
+        return parse_dsml(
+            [token for token in ids if token not in self._stop],
+            self._decode,
+            think_open=self._tokenizer.convert_tokens_to_ids("<think>"),
+            think_close=self._tokenizer.convert_tokens_to_ids("</think>"),
+            thinking=self._opens_reasoning,
+        )
 
     def _find_marks(self) -> tuple[dict[int, Mark], dict[str, Mark]]:
         """The family's markers that are tokens of this tokenizer, and those that are text."""

@@ -165,6 +165,16 @@ def test_T02_new_messages_of_every_kind_bridge_like_a_whole_render(name, kind):
         assert any(bridge and bridge == whole[-len(bridge) :] for bridge in bridges)
 
 
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_two_system_prompts_before_the_task_are_written_in_order(name, kind):
+    """Codex sends two; Llama 3 wants its tools in the message after the first."""
+    renderer, tokenizer = family(name, kind)
+    messages = (system("first prompt"), system("second prompt"), user("the task"))
+    written = tokenizer.decode(renderer.render(Conversation(messages, TOOLS)))
+    places = [written.index(message.text) for message in messages]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_T02_a_turn_that_ends_inside_its_reasoning_is_continued(name, kind, ended):

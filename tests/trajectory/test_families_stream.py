@@ -110,3 +110,37 @@ def test_deltas_of_any_chunks_concatenate_to_the_parse(name, kind, thinking, pie
     assert turn == renderer.parse(ids, TOOLS)
     assert "".join(delta.text for delta in deltas) == turn.text
     assert "".join(delta.reasoning for delta in deltas) == turn.reasoning
+
+
+def counted_decode(tokenizer, monkeypatch):
+    """A list that grows by the number of tokens of each decoding."""
+    lengths, decode = [], tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **kind: lengths.append(len(ids)) or decode(ids, **kind))
+    return lengths
+
+
+@pytest.mark.parametrize(("name", "kind"), CALLS)
+def test_a_long_call_is_read_in_time_linear_in_its_tokens(name, kind, monkeypatch):
+    """DeepSeek V4: a file of 13,000 tokens held the proxy's event loop for 19 s."""
+    renderer, tokenizer = family(name, kind)
+    sampled = call_turn(name, kind, "" if name == "llama3" else "go", {"command": "list the files " * 60})
+    lengths = counted_decode(tokenizer, monkeypatch)
+    assert renderer.parse(sampled, TOOLS).good_calls
+    assert sum(lengths) < 10 * len(sampled)
+
+
+def test_half_a_character_repeated_is_decoded_in_time_linear_in_its_tokens(monkeypatch):
+    renderer, tokenizer = family("qwen3")
+    half = encode(tokenizer, "😀")[0]
+    lengths = counted_decode(tokenizer, monkeypatch)
+    turn, deltas = streamed(renderer, [half] * 300, range(300))
+    assert sum(lengths) < 10 * 300
+    assert "".join(delta.text for delta in deltas) == turn.text == "�" * 300
+
+
+@pytest.mark.parametrize("called", ["5", "true", '["Bash"]', '{"name": "Bash"}'])
+def test_a_call_whose_name_is_no_text_stays_policy_text(called):
+    renderer, tokenizer = family("llama3")
+    written = f'{{"name": {called}, "parameters": {{}}}}'
+    turn = renderer.parse(encode(tokenizer, written))
+    assert (turn.text, turn.good_calls, turn.flags) == (written, (), ["unparsed_tool_call"])
