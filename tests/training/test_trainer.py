@@ -271,7 +271,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs(make_trainer, 
     trainer.save(str(tmp_path / "c")).result()
     config = tmp_path / "c" / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
-    with pytest.raises(ConfigError, match=f"c is a checkpoint of another model than {model_dir}.*in num_hidden_layers;"):
+    with pytest.raises(
+        ConfigError, match=f"c is a checkpoint of another model than {model_dir}.*in num_hidden_layers;"
+    ):
         trainer.load(str(tmp_path / "c"))
 
 
