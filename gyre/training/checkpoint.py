@@ -90,15 +90,22 @@ def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
     _sync(target.parent)
 
 
-def read(directory: str) -> Checkpoint:
-    """Raises ConfigError when the directory is not a whole checkpoint."""
+def read(directory: str, model_dir: str) -> Checkpoint:
+    """Raises ConfigError when the directory is not a whole checkpoint, or is one of another model than `model_dir`."""
     source = Path(directory)
     try:
+        theirs, ours = (json.loads((path / "config.json").read_text()) for path in (source, Path(model_dir)))
         counters = json.loads((source / "trainer.json").read_text())
         parameters = experts.fuse(load_file(source / "model.safetensors"))
         rest = load_file(source / "optimizer.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{directory} is not a checkpoint that training can go on from: {error}") from error
+    different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+    if different:
+        raise ConfigError(
+            f"{directory} is a checkpoint of another model than {model_dir}: their config.json differ in "
+            f"{', '.join(different)}; go on with the model that the run began with"
+        )
     rng = rest.pop(_RNG)
     moments: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in rest.items():

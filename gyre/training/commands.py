@@ -27,10 +27,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandStream:
-    """One reader or writer of a cell's commands and answers. Not thread-safe: one per thread, with its own client."""
+    """One reader or writer of a cell's commands and answers. Not thread-safe: one per thread, with its own client.
+    The last of `followers` to read a command deletes it."""
 
-    def __init__(self, store: Store, cell: int, incarnation: int) -> None:
+    def __init__(self, store: Store, cell: int, incarnation: int, followers: int) -> None:
         self._store = PrefixStore(f"commands/{cell}/{incarnation}", store)
+        self._followers = followers
         self._next = 0
         self._failure = ""
 
@@ -49,8 +51,12 @@ class CommandStream:
     def next(self) -> tuple[int, Command]:
         """Follower: waits for the next command however long it takes."""
         number = self._next
-        parts = int(self._wait(f"command/{number}"))
-        data = b"".join(self._store.get(f"command/{number}/{i}") for i in range(parts))
+        name = f"command/{number}"
+        parts = [f"{name}/{i}" for i in range(int(self._wait(name)))]
+        data = b"".join(map(self._store.get, parts))
+        if self._store.add(f"{name}/readers", 1) == self._followers:
+            for key in (name, *parts, f"{name}/readers"):
+                self._store.delete_key(key)
         self._next += 1
         return number, msgspec.msgpack.decode(data, type=Command)
 
@@ -67,10 +73,7 @@ class CommandStream:
         cell has failed; a rank that died without a word is noticed by whoever watches its process."""
         if not self._failure:
             answer = self._wait(f"answer/{number}")
-            parts = int(self._store.get(f"command/{number}"))
-            name = f"command/{number}"
-            for key in (f"answer/{number}", name, *(f"{name}/{i}" for i in range(parts))):
-                self._store.delete_key(key)
+            self._store.delete_key(f"answer/{number}")
             if answer.startswith(_OK):
                 return answer[len(_OK) :]
             self._failure = answer[len(_FAILED) :].decode()

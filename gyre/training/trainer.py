@@ -195,7 +195,7 @@ class MegatronTrainer:
         adam = self._core_only("load")
         self._require("load", Phase.AWAKE)
         self._writer.settle()
-        state = checkpoint.read(directory)
+        state = checkpoint.read(directory, self._config.model_dir)
         self._announce()
         self._replica.scatter(state.parameters)
         adam.load(state.steps, state.moments)

@@ -142,7 +142,8 @@ def follow(config: TrainerConfig, name: str, ready: Callable[[], None]) -> NoRet
 
 
 def _stream(config: TrainerConfig) -> CommandStream:
-    return CommandStream(connect_store(config.store, STORE_TIMEOUT_S), config.cell, config.incarnation)
+    store = connect_store(config.store, STORE_TIMEOUT_S)
+    return CommandStream(store, config.cell, config.incarnation, followers=config.parallel.ranks - 1)
 
 
 async def main(config: TrainerConfig, context: WorkerContext) -> None:

@@ -24,7 +24,8 @@ class WeightTransport(Protocol):
     parallel layout, checkpoints and export."""
 
     def publish(self, version: int, tensors: "dict[str, Tensor]") -> WeightRef:
-        """Makes a snapshot visible atomically. Later changes of the tensors do not show through."""
+        """Makes a snapshot visible atomically. Later changes of the tensors do not show through. Raises GyreError when
+        there is no room for it."""
         ...
 
     def pull(self, ref: WeightRef) -> "dict[str, Tensor]":

@@ -110,7 +110,12 @@ class MooncakeTransport:
         """Fills the file with the snapshot and verifies it."""
         split = urlsplit(ref.uri)
         query = {name: int(values[0]) for name, values in parse_qs(split.query).items()}
-        memory = np.memmap(path, dtype=np.uint8, mode="w+", shape=query["length"])
+        try:
+            with open(path, "w+b") as file:
+                os.posix_fallocate(file.fileno(), 0, query["length"])
+        except OSError as error:
+            raise WeightsUnavailable(f"no room for version {ref.version} of {ref.uri} in {path}: {error}") from error
+        memory = np.memmap(path, dtype=np.uint8, mode="r+")
         self._buffers.register(memory.ctypes.data, memory.nbytes)
         self._read(split.netloc, query["address"], memory, ref.version)
         return verified(ref, path)

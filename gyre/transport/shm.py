@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from gyre.core.errors import WeightsUnavailable
+from gyre.core.errors import GyreError, WeightsUnavailable
 from gyre.transport.base import WeightRef
 from gyre.transport.state import checksum
 
@@ -32,7 +32,8 @@ class ShmTransport:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def publish(self, version: int, tensors: "dict[str, Tensor]") -> WeightRef:
-        """Writes the snapshot of `version` (≥ 0) and returns its handle. Publishing the same content again is free."""
+        """Writes the snapshot of `version` (≥ 0) and returns its handle. Publishing the same content again is free.
+        Raises GyreError when there is no room."""
         if version < 0:
             raise ValueError(f"version {version} cannot be published: versions count optimizer steps from 0")
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -43,6 +44,11 @@ class ShmTransport:
             try:
                 save_file(whole, partial)
                 os.replace(partial, target)
+            except (OSError, SafetensorError) as error:
+                raise GyreError(
+                    f"version {version} could not be published in {self.root} ({error}): it takes "
+                    f"{sum(tensor.nbytes for tensor in whole.values()) >> 20} MiB of shared memory; make room"
+                ) from error
             finally:
                 partial.unlink(missing_ok=True)
         return WeightRef(version=version, uri=str(target), checksum=digest)

@@ -22,6 +22,9 @@ class ScriptedSglang:
         self.wait_for_abort = False
         self.deaf = False
         """Aborts are answered and not heard."""
+        self.loads = asyncio.Event()
+        """Weights are loaded when it is set."""
+        self.loads.set()
         self.app = Starlette(routes=[Route("/{name:path}", self.answer, methods=["POST"])])
 
     async def answer(self, http: Request) -> Response:
@@ -29,6 +32,8 @@ class ScriptedSglang:
         self.calls.append((path, body))
         if path in self.refuse:
             return JSONResponse({"success": False, "message": "out of luck"}, status_code=400)
+        if path == "/update_weights_from_disk":
+            await self.loads.wait()
         if path == "/generate":
             return StreamingResponse(self.stream(body), media_type="text/event-stream")
         if path == "/abort_request" and not self.deaf:

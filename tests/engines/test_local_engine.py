@@ -1,6 +1,8 @@
 """The local engine keeps the engine contract, in process and as a worker behind RPC."""
 
 import asyncio
+import threading
+import time
 
 import msgspec
 import pytest
@@ -8,7 +10,7 @@ import pytest_asyncio
 from contract import CONTEXT, EngineContract, Rig, ask, prompt, request, reset, tiny_config
 
 from gyre.core.errors import ConfigError, GyreError, NotReady
-from gyre.engines.base import Engine
+from gyre.engines.base import Engine, PauseMode
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.engine import LocalEngine
 from gyre.launch.base import ProcessSpec
@@ -98,6 +100,41 @@ async def test_more_requests_than_kv_memory_all_finish(model_dir, tmp_path):
             assert len(answer.output_ids) == 60
             expected = rig.expected(ids, answer.output_ids, 1)
             assert max(abs(a - b) for a, b in zip(answer.logprobs, expected, strict=True)) <= 1e-4
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("how", ["abort", "update"])
+async def test_a_request_that_was_put_back_goes_on_when_no_running_one_is_left_to_finish(how, model_dir, tmp_path):
+    transport = ShmTransport(str(tmp_path))
+    rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
+    config = engine_config(model_dir, str(tmp_path), weights=rig.publish(1), kv_blocks=8)
+    rig.engine = engine = in_process(config, transport)
+    await engine.start()
+    manager, put_back = engine._batcher._manager, threading.Event()
+    offload = manager.batch_processor.offloading_manager.offload_requests
+
+    def offload_and_wait_for_a_pause() -> bool:
+        done = offload()
+        put_back.set()
+        while not manager.background_thread_status.is_pause_requested():
+            time.sleep(0.001)
+        return done
+
+    manager.batch_processor.offloading_manager.offload_requests = offload_and_wait_for_a_pause
+    try:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(engine, request(f"r{i}", prompt(8, seed=i), 40))) for i in range(2)]
+            await asyncio.to_thread(put_back.wait, 20)
+            await engine.pause(PauseMode.IN_PLACE)
+            manager.batch_processor.offloading_manager.offload_requests = offload
+            (running,) = engine._batcher._scheduler.active_requests
+            if how == "abort":
+                await engine.abort(next(name for name, key in engine._ids.items() if key == running))
+            else:
+                await engine.update_weights(rig.publish(2))
+            await engine.resume()
+        assert max(len(task.result().output_ids) for task in tasks) == 40
     finally:
         await engine.close()
 

@@ -86,6 +86,20 @@ async def test_a_request_that_waits_for_an_update_that_fails_can_go_elsewhere(sc
     assert answer.versions == [1] * 3
 
 
+async def test_a_request_that_comes_while_weights_load_waits_for_them(script):
+    script.events = [tokens(3, version="2", finish="length")]
+    script.loads.clear()
+    update = asyncio.create_task(script.rig.engine.update_weights(script.rig.publish(2)))
+    async with asyncio.timeout(20):
+        while script.calls[-1][1].get("weight_version") != "2":  # noqa: ASYNC110 - progress is at the server
+            await asyncio.sleep(0.01)
+    task = asyncio.create_task(ask(script.rig.engine, request("a", prompt(4))))
+    await asyncio.sleep(0)
+    script.loads.set()
+    assert (await task).versions == [2] * 3
+    await update
+
+
 async def test_tokens_of_a_segment_count_against_the_next_one(script):
     engine = script.rig.engine
     script.events, script.wait_for_abort = [tokens(3)], True

@@ -264,6 +264,19 @@ def test_a_damaged_checkpoint_is_refused(make_trainer, tmp_path: Path) -> None:
         trainer.load(str(tmp_path / "c"))
 
 
+def test_a_checkpoint_of_another_model_is_refused_by_what_differs(make_trainer, model_dir: str, tmp_path: Path) -> None:
+    """One of more layers has all the tensors that a smaller model wants."""
+    trainer = make_trainer()
+    trainer.wake()
+    trainer.save(str(tmp_path / "c")).result()
+    config = tmp_path / "c" / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(
+        ConfigError, match=f"c is a checkpoint of another model than {model_dir}.*in num_hidden_layers;"
+    ):
+        trainer.load(str(tmp_path / "c"))
+
+
 def test_export_loads_in_transformers(make_trainer, hf_model, tmp_path: Path) -> None:
     trainer = make_trainer()
     one_step(trainer, hf_model, 3)

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transport_contract import RemoteContract, same
+from transport_contract import RemoteContract, little_room, same
 from weight_publisher import weights
 
-from gyre.core.errors import InvariantViolation, PeerLost
+from gyre.core.errors import InvariantViolation, PeerLost, WeightsUnavailable
 from gyre.transport.mooncake import MooncakeTransport
 from gyre.transport.section import MooncakeSection
 
@@ -28,6 +28,11 @@ class TestMooncake(RemoteContract):
         del pulled
         assert held() == 0
         assert list(reader._local.root.iterdir()) == []
+
+    def test_no_room_for_a_copy_is_said_before_any_byte_comes(self, publisher, reader, tmp_path):
+        with little_room(), pytest.raises(WeightsUnavailable, match="no room for version 1"):
+            reader.fetch(publisher.publish(1, size=1_000_000), tmp_path / "copy")
+        assert list(tmp_path.glob("copy")) == []
 
     def test_a_publisher_that_hangs_during_a_pull_is_lost_within_two_seconds(self, publisher, reader, monkeypatch):
         ref, small = publisher.publish(1, size=1_000_000), publisher.publish(2)

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from transport_contract import TransportContract
+from transport_contract import TransportContract, little_room
 
-from gyre.core.errors import WeightsUnavailable
+from gyre.core.errors import GyreError, WeightsUnavailable
 from gyre.transport.base import WeightRef
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import checksum, published_state
@@ -72,6 +72,12 @@ def test_tied_tensors_are_published_once():
             self.head.weight = self.embed.weight
 
     assert list(published_state(Tied())) == ["embed.weight"]
+
+
+def test_no_room_for_a_snapshot_is_said_and_leaves_nothing(transport):
+    with little_room(), pytest.raises(GyreError, match=r"version 1 could not be published.*4 MiB of shared memory"):
+        transport.publish(1, {"a.weight": torch.zeros(1 << 20)})
+    assert list(transport.root.iterdir()) == []
 
 
 def test_a_negative_version_is_refused(transport):

@@ -4,8 +4,10 @@ A test class inherits `TransportContract` and gives `kind`. Reader and publisher
 processes of a run have.
 """
 
+import contextlib
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +27,17 @@ from gyre.transport.base import WeightRef, WeightTransport
 from gyre.transport.section import open_transport
 
 PUBLISHER = Path(__file__).with_name("weight_publisher.py")
+
+
+@contextlib.contextmanager
+def little_room() -> Iterator[None]:
+    """No file of this process grows beyond a megabyte, as if its disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Publisher:

@@ -62,6 +62,12 @@ class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
             allocator.ledger.hash_to_block.clear()
             allocator.ledger.block_to_hash.clear()
 
+    def schedule_batch(self, *budgets: int) -> Any:
+        # The library puts requests back until a running one finishes. Those that were cancelled never do.
+        if not self.active_requests:
+            self.block_new_requests = False
+        return super().schedule_batch(*budgets)
+
     def _try_to_meet_safety_margin(self) -> bool:
         """Makes room for the next pass by evicting the blocks that were unused longest; the library evicts all of them,
         which would cost every waiting conversation its prefix. Returns whether the safety margin is met."""

@@ -212,13 +212,16 @@ class SglangEngine:
                         self._go_on()
 
     async def _load(self, ref: WeightRef, load: Load) -> None:
-        """From here on an error leaves the engine without weights: what the server holds then is not known."""
-        self._version, self._checksum = -1, ""
+        """From here on an error leaves the engine without weights: what the server holds then is not known. Requests
+        that come meanwhile wait at the gate."""
         try:
             await self._settle()
             await load()
-        except Refused as error:
-            raise WeightsUnavailable(f"version {ref.version} was not loaded: {error}") from error
+        except BaseException as error:
+            self._version, self._checksum = -1, ""
+            if isinstance(error, Refused):
+                raise WeightsUnavailable(f"version {ref.version} was not loaded: {error}") from error
+            raise
         self._version, self._checksum = ref.version, ref.checksum
 
     async def _settle(self) -> None:
