@@ -81,6 +81,55 @@ async def test_a_flood_of_headers_is_refused(proxy_tokenizer: Any) -> None:
         assert app.engines[0].requests == []
 
 
+async def test_a_flood_of_trailers_is_refused(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        writer.write(b"POST /x/y/v1/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        assert (await answer(reader))[0] == b"HTTP/1.1 401 Unauthorized"
+        for piece in range(20):
+            writer.write(f"x-{piece}: {'y' * 9000}\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431")
+        writer.close()
+
+
+async def test_trailers_are_no_headers(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        body = json.dumps(BODY).encode()
+        whole = request(app, b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+        whole += b"%x\r\n%s\r\n0\r\nx-claude-code-agent-id: a\r\n\r\n" % (len(body), body)
+        writer.write(whole)
+        assert (await answer(reader))[0] == b"HTTP/1.1 200 OK"
+        writer.close()
+        assert app.sink.records[0].agent_id == ""
+
+
+async def test_a_wish_for_another_protocol_is_ignored(proxy_tokenizer: Any) -> None:
+    """Java's HTTP client asks for HTTP/2 with its first request on every connection."""
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        plain = request(app, json.dumps(BODY).encode())
+        wish = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+        for sent in (plain.replace(b"host: x\r\n", wish), plain):
+            writer.write(sent)
+            assert (await answer(reader))[0] == b"HTTP/1.1 200 OK"
+        writer.close()
+
+
+async def test_the_rest_of_a_refused_request_has_a_deadline(
+    proxy_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.05)
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        writer.write(b"POST /x/y/v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert (await answer(reader))[0] == b"HTTP/1.1 401 Unauthorized"
+        writer.write(b"}")
+        async with asyncio.timeout(KEEP_ALIVE_S / 2):
+            assert await reader.read() == b""
+        writer.close()
+
+
 async def test_big_headers_of_real_clients_pass(proxy_tokenizer: Any) -> None:
     async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, httpx.AsyncClient() as client:
         headers = {**app.headers, "x-codex-turn-metadata": "y" * 30_000}
