@@ -100,7 +100,9 @@ class AnthropicMessages:
         )
         conversation = Conversation(tuple(chain(first, *(message.value for message in messages))), tools.value)
         digests = (message.digest for message in messages)
-        return WireRequest(conversation, facts, identity(identity(system.encode()), tools.digest, *digests))
+        said = identity(identity(system.encode()), tools.digest, *digests)
+        size = len(system) + tools.size + sum(message.size for message in messages)
+        return WireRequest(conversation, facts, said, size)
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
         return _Stream(head)

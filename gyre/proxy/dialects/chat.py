@@ -98,7 +98,8 @@ class ChatCompletions:
             metadata=request.metadata or {},
         )
         conversation = Conversation(tuple(message.value for message in messages), tools.value)
-        return WireRequest(conversation, facts, identity(tools.digest, *(message.digest for message in messages)))
+        said = identity(tools.digest, *(message.digest for message in messages))
+        return WireRequest(conversation, facts, said, tools.size + sum(message.size for message in messages))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
         return _Stream(request, head)

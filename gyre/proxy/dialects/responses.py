@@ -83,10 +83,12 @@ class Responses:
         if isinstance(request.input, str):
             messages.append(Message(role="user", text=join_text([request.input])))
             digests.append(identity(request.input.encode()))
+            size = len(request.input)
         else:
             items = [memo.read(_read_item, raw, f"input[{i}]") for i, raw in enumerate(request.input)]
             messages.extend(_messages(item.value for item in items))
             digests.extend(item.digest for item in items)
+            size = sum(item.size for item in items)
         declared = memo.read(_read_tools, request.tools, "tools")
         facts = RequestFacts(
             model=request.model,
@@ -97,7 +99,8 @@ class Responses:
             tool_forms=declared.value.forms,
         )
         conversation = Conversation(tuple(messages), declared.value.tools)
-        return WireRequest(conversation, facts, identity(declared.digest, *digests))
+        size += len(instructions) + declared.size
+        return WireRequest(conversation, facts, identity(declared.digest, *digests), size)
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> ResponsesStream:
         return ResponsesStream(request, head)
