@@ -150,14 +150,16 @@ async def test_bodies_that_arrive_at_once_are_bounded_per_execution(proxy_tokeni
 async def test_a_prompt_far_too_long_is_not_rendered(proxy_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendering 60 MB would hold up every other call for a minute."""
     monkeypatch.setattr(ChatRenderer, "render", lambda *_: pytest.fail("rendered"))
-    async with running_app(proxy_tokenizer, lambda prompt: "ok", max_context=1000) as app:
-        async with httpx.AsyncClient(base_url=app.url, headers=app.headers) as client:
-            long = {"messages": [{"role": "user", "content": "a b " * 8001}]}
-            for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"):
-                refused = await client.post(path, json=long)
-                assert (refused.status_code, "1000 " in refused.json()["error"]["message"]) == (400, True)
-            refused = await client.post("/v1/responses", json={"input": long["messages"]})
-            assert refused.json()["error"]["code"] == "context_length_exceeded"
+    async with (
+        running_app(proxy_tokenizer, lambda prompt: "ok", max_context=1000) as app,
+        httpx.AsyncClient(base_url=app.url, headers=app.headers) as client,
+    ):
+        long = {"messages": [{"role": "user", "content": "a b " * 8001}]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"):
+            refused = await client.post(path, json=long)
+            assert (refused.status_code, "1000 " in refused.json()["error"]["message"]) == (400, True)
+        refused = await client.post("/v1/responses", json={"input": long["messages"]})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_an_encoded_body_is_refused_by_name(proxy_tokenizer: Any) -> None:

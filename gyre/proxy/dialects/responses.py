@@ -60,9 +60,13 @@ class _Request(msgspec.Struct):
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
 
 
+_FOR_GPT_ONLY = ("local_shell", "shell", "apply_patch", "computer")
+"""Types of tools that harnesses run but do not describe: OpenAI's models were trained to know them."""
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -71,8 +75,9 @@ class Responses:
 
     def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
         request = decode(body, _Request)
-        if request.previous_response_id:
-            raise CallError(Fault.INVALID, "previous_response_id: responses are not stored; send the whole input.")
+        for field in ("previous_response_id", "conversation", "prompt"):
+            if getattr(request, field):
+                raise CallError(Fault.INVALID, f"{field}: nothing is stored here; send the whole input.")
         if not request.input:
             raise CallError(Fault.INVALID, "input: at least one item is required.")
         if request.max_output_tokens is not None and request.max_output_tokens < 1:
@@ -128,6 +133,10 @@ def _read_tools(raw: msgspec.Raw, place: str) -> _Declared:
 def _tools(tools: Iterable[_Tool], namespace: str) -> Iterator[tuple[Tool, ToolForm]]:
     """Functions, also inside namespaces, and custom tools; what OpenAI's servers would run (web_search) is left out."""
     for tool in tools:
+        if tool.type.startswith(_FOR_GPT_ONLY):
+            raise CallError(Fault.INVALID, f"tools: type {tool.type!r} is not supported; declare a function.")
+        if tool.type in ("function", "custom") and not tool.name:
+            raise CallError(Fault.INVALID, f"tools: a {tool.type} tool has no name.")
         if tool.type == "namespace":
             yield from _tools(tool.tools or [], tool.name)
         elif tool.type == "function":
