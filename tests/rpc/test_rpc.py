@@ -91,7 +91,7 @@ async def test_errors_keep_their_type_and_unexpected_ones_their_text(tmp_path: P
 
 async def test_long_errors_keep_their_type_and_text(tmp_path: Path) -> None:
     _, server, connection = await start(tmp_path)
-    with pytest.raises(NotReady, match="é{20000}"):
+    with pytest.raises(NotReady, match=r"é{20000}"):
         await connection.stub.double(Item(0))
     await connection.close()
     await server.stop()
