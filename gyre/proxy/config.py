@@ -38,4 +38,4 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long a client may take to send its request, and to read what was sent to it."""
     max_body_bytes: int = 64 * 2**20
     max_calls_per_session: int = 32
-    """Running calls of one execution; more are answered with 429."""
+    """Running calls of one execution, and requests of it that are arriving; more are answered with 429."""

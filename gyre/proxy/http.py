@@ -82,7 +82,9 @@ def create_app(door: Door, limits: Limits) -> ASGIApp:
         async def endpoint(request: Request) -> ASGIApp:
             try:
                 session = door.enter(request)
-                wire = dialect.read(await _body(request, limits), request.headers, session.memo)
+                with session.receiving():
+                    body = await _body(request, limits)
+                wire = dialect.read(body, request.headers, session.memo)
                 call = session.begin(wire, dialect.name)
             except CallError as error:
                 return error_response(dialect, error)
@@ -94,7 +96,9 @@ def create_app(door: Door, limits: Limits) -> ASGIApp:
         dialect = DIALECTS["anthropic"]
         try:
             session = door.enter(request)
-            wire = dialect.read(await _body(request, limits), request.headers, session.memo)
+            with session.receiving():
+                body = await _body(request, limits)
+            wire = dialect.read(body, request.headers, session.memo)
             return _json({"input_tokens": session.count_tokens(wire)})
         except CallError as error:
             return error_response(dialect, error)
@@ -142,6 +146,8 @@ def create_app(door: Door, limits: Limits) -> ASGIApp:
 
 async def _body(request: Request, limits: Limits) -> bytes:
     too_large = CallError(Fault.TOO_LARGE, f"The request body is larger than {limits.max_body_bytes} bytes.")
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise CallError(Fault.INVALID, f"The request body is encoded with {coding}: send it without Content-Encoding.")
     declared = request.headers.get("content-length", "0")
     if not declared.isdigit() or int(declared) > limits.max_body_bytes:
         raise too_large

@@ -1,6 +1,7 @@
 """One engine call. A model call that is moved between engines has several legs, one after the other."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -32,7 +33,7 @@ class Leg:
         """Chunks until one carries `finish`, or until the leg is cut.
 
         Raises PeerLost when the engine is gone or delivers nothing for `stall_s`, NotReady when it admits nothing,
-        PromptMismatch when it answers for another prompt.
+        PromptMismatch when it answers for another prompt, InvariantViolation when a chunk makes no sense.
         """
         first = True
         while True:
@@ -52,6 +53,8 @@ class Leg:
                 raise PromptMismatch(f"engine of cell {self.cell} answered for other prompt ids than the ones sent")
             if not len(item.output_ids) == len(item.logprobs) == len(item.versions):
                 raise InvariantViolation(f"engine of cell {self.cell} sent a chunk with lists of unequal length")
+            if not all(map(math.isfinite, item.logprobs)):
+                raise InvariantViolation(f"engine of cell {self.cell} sent a log-prob that is not finite")
             first = False
             self.aborted = item.finish == "abort"
             yield item

@@ -166,6 +166,10 @@ class Router:
                 self._legs.discard(leg)
                 self._leg_ended.set()
                 self._leg_ended = asyncio.Event()
+            if (finish := _finish("abort", produced, max_new_tokens, sampling)) is not None:
+                # The engine was lost behind the last token, before it said that this is the end.
+                yield Piece(output_ids=[], logprobs=[], versions=[], cell=leg.cell, finish=finish)
+                return
             if len(produced) > before:
                 held_until = None
             elif not leg.leaving:

@@ -49,12 +49,20 @@ class StoreSink:
             raise
 
 
+_BYTES_PER_TOKEN = 32
+
+
 class CallBounds(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     """Tokens of prompt plus answer."""
     max_new_tokens: int
     running: int
-    """Calls of one session at a time."""
+    """Calls of one session at a time; also requests of it that are being received."""
+
+    def least_tokens(self, size: int) -> int:
+        """Of a prompt that says `size` bytes: far below what any text comes to, so that one which cannot fit is not
+        rendered while every other call waits."""
+        return size // _BYTES_PER_TOKEN
 
     def new_tokens(self, prompt_tokens: int, asked: int | None) -> int:
         """How long an answer may be; below 1 when the prompt leaves no room."""

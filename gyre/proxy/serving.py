@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,7 +18,8 @@ from gyre.proxy.config import ProxyConfig
 
 MAX_HEAD_BYTES = 64 * 2**10
 HEAD_TIMEOUT_S = 30.0
-"""From the first byte of a connection or request until its headers are complete."""
+"""From the first byte of a connection or request until its headers are complete; and from an early answer until the
+rest of its request has come."""
 KEEP_ALIVE_S = 120
 """Longer than clients keep an idle connection, so that none is reused while it is being closed here."""
 
@@ -50,24 +53,30 @@ def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's connection with bounds on what comes before a request is known: how much, and for how long."""
+    """uvicorn's connection with bounds on what nobody reads: headers before a request is known, trailers, and the rest
+    of a request that was answered early. A wish to speak another protocol is ignored, as RFC 9110 §7.8 allows."""
 
     _late: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
+    """In the headers of a request, or where its trailers would be."""
+    _trailers = False
+    _data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
+        self._has_come()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         # Of a piece that only ends with the begin of a request, next to nothing is head.
         only_head = self._in_head
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._in_head and only_head:
             self._head_bytes += len(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -75,20 +84,56 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        self._await_head()
+        self._expect_more()
+        self._in_head, self._head_bytes, self._trailers = True, 0, False
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._trailers:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._head_is_here()
+        self._has_come()
+        self._in_head = False
         super().on_headers_complete()
 
-    def _await_head(self) -> None:
-        self._head_is_here()
-        self._in_head, self._head_bytes = True, 0
+    def on_chunk_header(self) -> None:
+        self._in_head, self._head_bytes, self._trailers = True, 0, True
+
+    def on_body(self, body: bytes) -> None:
+        self._in_head = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_come()
+        self._in_head = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and self.cycle.more_body:
+            self._expect_more()
+
+    def _should_upgrade(self) -> bool:
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Reads the request again without its wish: the parser takes what follows for the other protocol."""
+        stopped = sys.exception()
+        assert isinstance(stopped, httptools.HttpParserUpgrade)
+        if self.scope["method"] == "CONNECT":
+            self.send_400_response("This is no forward proxy.")
+            return
+        headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        head = b"\r\n".join([b"%s %s HTTP/1.1" % (self.scope["method"].encode(), self.url), *headers, b"", b""])
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head + self._data[stopped.args[0] :])
+
+    def _expect_more(self) -> None:
+        self._has_come()
         self._late = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
-    def _head_is_here(self) -> None:
-        self._in_head = False
+    def _has_come(self) -> None:
         if self._late is not None:
             self._late.cancel()
 

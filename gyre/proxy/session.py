@@ -11,8 +11,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from hashlib import blake2b
 
 import msgspec
@@ -56,12 +56,24 @@ class Session:
         self._callers: dict[str, str] = {}
         """Tool calls of sub-agents: id → agent id."""
         self._begun = 0
+        self._receiving = 0
         self._drift: Counter[str] = Counter()
         self._versions: set[int] = set()
 
     @property
     def running(self) -> int:
         return len(self._running)
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While the body of a request arrives. Raises CallError (BUSY) when too many do."""
+        if self._receiving >= self._services.bounds.running:
+            raise CallError(Fault.BUSY, f"{self._receiving} requests of this execution are arriving.", retry_after_s=1)
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
 
     def begin(self, wire: WireRequest, dialect: str) -> Call:
         """The call that this request is: a new one, or the one that it repeats. Raises CallError, having changed
@@ -118,6 +130,9 @@ class Session:
         return classify(self._markers, call_facts(wire, self._main_system, self._markers, self._callers))
 
     def _prepare(self, wire: WireRequest, kind: Classification) -> PreparedCall:
+        bounds = self._services.bounds
+        if (least := bounds.least_tokens(wire.size)) > bounds.max_context:
+            raise ContextOverflow(least, bounds.max_context)
         try:
             return self.tree.prepare(wire.conversation, role=kind.role, agent_id=kind.agent_id)
         except EmptyConversation as error:

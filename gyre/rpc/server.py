@@ -85,4 +85,4 @@ def _handler(method: Method, function: Callable[..., Any]) -> grpc.RpcMethodHand
 async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
     wire = WireError(type(error).__name__, str(error))
     trailing = ((ERROR_METADATA, msgspec.msgpack.encode(wire)),)
-    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing)
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, wire.type, trailing)

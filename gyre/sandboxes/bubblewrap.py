@@ -75,6 +75,8 @@ class BubblewrapSandbox:
     async def start(self) -> None:
         spec = self.spec
         try:
+            # Closed to other users: it holds the session's key, and the policy may make setuid files in it.
+            spec.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for directory in (spec.workspace, spec.home, spec.tmp, spec.root / "etc"):
                 directory.mkdir(parents=True, exist_ok=True)
             for part in ("agent", "artifacts", "verifier"):
@@ -191,7 +193,8 @@ class BubblewrapSandbox:
         for mount in spec.mounts:
             arguments += ["--ro-bind", str(mount.source), mount.target]
         if spec.proxy_socket is not None:
-            arguments += ["--bind", str(spec.proxy_socket), "/run/proxy.sock"]
+            # Read-only, or one sandbox could change the mode of the socket that all share; connecting needs no more.
+            arguments += ["--ro-bind", str(spec.proxy_socket), "/run/proxy.sock"]
         return [*arguments, "--remount-ro", "/", "--chdir", spec.workdir]
 
     async def _spawn(

@@ -11,6 +11,7 @@ from proxy_fakes import until
 
 from gyre.proxy import serving
 from gyre.proxy.serving import KEEP_ALIVE_S
+from gyre.trajectory.render import ChatRenderer
 
 BODY = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content": "go"}]}
 
@@ -79,6 +80,96 @@ async def test_a_flood_of_headers_is_refused(proxy_tokenizer: Any) -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 431")
         writer.close()
         assert app.engines[0].requests == []
+
+
+async def test_a_flood_of_trailers_is_refused(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        writer.write(b"POST /x/y/v1/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        assert (await answer(reader))[0] == b"HTTP/1.1 401 Unauthorized"
+        for piece in range(20):
+            writer.write(f"x-{piece}: {'y' * 9000}\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431")
+        writer.close()
+
+
+async def test_trailers_are_no_headers(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        body = json.dumps(BODY).encode()
+        whole = request(app, b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+        whole += b"%x\r\n%s\r\n0\r\nx-claude-code-agent-id: a\r\n\r\n" % (len(body), body)
+        writer.write(whole)
+        assert (await answer(reader))[0] == b"HTTP/1.1 200 OK"
+        writer.close()
+        assert app.sink.records[0].agent_id == ""
+
+
+async def test_a_wish_for_another_protocol_is_ignored(proxy_tokenizer: Any) -> None:
+    """Java's HTTP client asks for HTTP/2 with its first request on every connection."""
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        plain = request(app, json.dumps(BODY).encode())
+        wish = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+        for sent in (plain.replace(b"host: x\r\n", wish), plain):
+            writer.write(sent)
+            assert (await answer(reader))[0] == b"HTTP/1.1 200 OK"
+        writer.close()
+
+
+async def test_the_rest_of_a_refused_request_has_a_deadline(
+    proxy_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.05)
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        writer.write(b"POST /x/y/v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert (await answer(reader))[0] == b"HTTP/1.1 401 Unauthorized"
+        writer.write(b"}")
+        async with asyncio.timeout(KEEP_ALIVE_S / 2):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_bodies_that_arrive_at_once_are_bounded_per_execution(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok", running=2) as app:
+        connections = [await connect(app) for _ in range(2)]
+        for reader, writer in connections:
+            writer.write(request(app, b"").replace(b"content-length: 0", b"expect: 100-continue\r\ncontent-length: 9"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        async with httpx.AsyncClient(headers=app.headers) as client:
+            refused = await client.post(f"{app.url}/v1/messages", json=BODY)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            for reader, writer in connections:
+                writer.write(b"not JSON.")
+                assert (await answer(reader))[0] == b"HTTP/1.1 400 Bad Request"
+                writer.close()
+            assert (await client.post(f"{app.url}/v1/messages", json=BODY)).status_code == 200
+
+
+async def test_a_prompt_far_too_long_is_not_rendered(proxy_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendering 60 MB would hold up every other call for a minute."""
+    monkeypatch.setattr(ChatRenderer, "render", lambda *_: pytest.fail("rendered"))
+    async with (
+        running_app(proxy_tokenizer, lambda prompt: "ok", max_context=1000) as app,
+        httpx.AsyncClient(base_url=app.url, headers=app.headers) as client,
+    ):
+        long = {"messages": [{"role": "user", "content": "a b " * 8001}]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"):
+            refused = await client.post(path, json=long)
+            assert (refused.status_code, "1000 " in refused.json()["error"]["message"]) == (400, True)
+        refused = await client.post("/v1/responses", json={"input": long["messages"]})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_an_encoded_body_is_refused_by_name(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        reader, writer = await connect(app)
+        writer.write(request(app, b"\x1f\x8b").replace(b"host: x", b"content-encoding: gzip"))
+        status, body = await answer(reader)
+        assert status == b"HTTP/1.1 400 Bad Request"
+        assert b"gzip: send it without Content-Encoding" in body
+        writer.close()
 
 
 async def test_big_headers_of_real_clients_pass(proxy_tokenizer: Any) -> None:

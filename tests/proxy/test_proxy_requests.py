@@ -207,3 +207,30 @@ def test_bad_bodies_are_refused_with_a_reason(dialect: str, body: bytes) -> None
         read(dialect, body)
     assert caught.value.fault == "invalid"
     assert len(caught.value.message) > 10
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        ("anthropic", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
+        ("chat", {"functions": [{"name": "f"}]}),
+        ("chat", {"tools": [{"type": "custom", "custom": {"name": "c"}}]}),
+        ("chat", {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "custom": {"name": "c"}}]}]}),
+        ("chat", {"max_completion_tokens": 0}),
+        ("responses", {"conversation": "conv_1"}),
+        ("responses", {"prompt": {"id": "pmpt_1"}}),
+        ("responses", {"tools": [{"type": "local_shell"}]}),
+        ("responses", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ],
+)
+def test_what_the_policy_would_miss_is_refused(dialect: str, body: dict[str, Any]) -> None:
+    turn = {"role": "user", "content": "x"}
+    with pytest.raises(CallError) as caught:
+        read(dialect, {"messages": [turn], "input": [turn], **body})
+    assert caught.value.fault == "invalid"
+
+
+def test_a_refusal_beside_the_content_is_text() -> None:
+    body = {"messages": [{"role": "assistant", "content": None, "refusal": "No."}, {"role": "user", "content": "x"}]}
+    assert read("chat", body).conversation.messages[0].text == "No."

@@ -1,18 +1,20 @@
 """The router: placement, moving calls between engines, holding, prompt check."""
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from proxy_fakes import Link, Script, ScriptedEngine, experts, logprob, until
 
 from gyre import rpc
-from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
+from gyre.core.errors import GyreError, InvariantViolation, NotReady, PeerLost, PromptMismatch
 from gyre.core.routing import joined
-from gyre.engines.base import Engine, Sampling
+from gyre.engines.base import Engine, GenerateChunk, GenerateRequest, Sampling
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.errors import CallError
 from gyre.proxy.placement import place, relocate
@@ -259,12 +261,38 @@ async def test_T15_the_prompt_check_holds_after_a_move(make_world: Callable[...,
         await running
 
 
-async def test_an_aborted_call_that_was_complete_is_complete(make_world: Callable[..., World]) -> None:
-    world = make_world([0])
+@pytest.mark.parametrize("ending", [PeerLost("gone"), None])
+@pytest.mark.parametrize(("limit", "finish"), [(10, "length"), (100, "stop")])
+async def test_a_call_whose_engine_is_lost_behind_the_last_token_is_complete(
+    make_world: Callable[..., World], limit: int, finish: str, ending: Exception | None
+) -> None:
+    world = make_world([0, -1])
+    whole = world.engines[0].generate
+
+    async def unfinished(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        async for chunk in whole(request):
+            yield msgspec.structs.replace(chunk, finish=None)
+        if ending is not None:
+            raise ending
+        yield GenerateChunk(finish="abort")
+
+    world.engines[0].generate = unfinished  # type: ignore[method-assign]
     world.router.set_routes([route(0)])
-    pieces = await world.call(limit=10)
-    assert pieces[-1].finish == "length"
-    assert sum(len(piece.output_ids) for piece in pieces) == 10
+    pieces = await world.call(limit=limit)
+    assert [token for piece in pieces for token in piece.output_ids] == world.expected[:limit]
+    assert [piece.finish for piece in pieces if piece.finish] == [finish]
+
+
+async def test_a_log_prob_that_is_no_number_is_refused(make_world: Callable[..., World]) -> None:
+    world = make_world([0])
+
+    async def broken(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        yield GenerateChunk(output_ids=[5], logprobs=[math.nan], versions=[0], prompt_ids=[*request.input_ids])
+
+    world.engines[0].generate = broken  # type: ignore[method-assign]
+    world.router.set_routes([route(0)])
+    with pytest.raises(InvariantViolation, match="cell 0"):
+        await world.call()
 
 
 async def test_leaving_the_iterator_cancels_at_the_engine(make_world: Callable[..., World]) -> None:

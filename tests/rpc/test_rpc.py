@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gyre.core.errors import GyreError, PeerLost, PromptMismatch
+from gyre.core.errors import GyreError, NotReady, PeerLost, PromptMismatch
 from gyre.rpc import Connection, Server, connect, serve
 
 
@@ -29,6 +29,8 @@ class Implementation:
     async def double(self, item: Item) -> Item:
         if item.n < 0:
             raise ValueError("negative")
+        if item.n == 0:
+            raise NotReady("é" * 20_000)
         return Item(item.n * 2, item.blob * 2)
 
     async def nothing(self) -> None:
@@ -83,6 +85,14 @@ async def test_errors_keep_their_type_and_unexpected_ones_their_text(tmp_path: P
         await connection.stub.double(Item(-1))
     with pytest.raises(GyreError, match="Expected `int`, got `str`"):
         await connection.stub.double(Item("x"))  # type: ignore[arg-type]
+    await connection.close()
+    await server.stop()
+
+
+async def test_long_errors_keep_their_type_and_text(tmp_path: Path) -> None:
+    _, server, connection = await start(tmp_path)
+    with pytest.raises(NotReady, match=r"é{20000}"):
+        await connection.stub.double(Item(0))
     await connection.close()
     await server.stop()
 

@@ -171,6 +171,21 @@ async def test_the_proxy_socket_is_the_only_way_out(shell_of: Any, tmp_path: Pat
     outside.close()
 
 
+async def test_a_sandbox_cannot_close_the_proxy_to_others(shell_of: Any, tmp_path: Path) -> None:
+    path = tmp_path / "p.sock"
+    async with await asyncio.start_unix_server(lambda _, writer: writer.close(), path):
+        path.chmod(0o666)
+        shell = await shell_of(proxy_socket=path)
+        assert (await shell.run("chmod 0 /run/proxy.sock")).exit_code
+        assert path.stat().st_mode & 0o777 == 0o666
+
+
+async def test_other_users_reach_neither_keys_nor_setuid_files(shell_of: Any, tmp_path: Path) -> None:
+    shell = await shell_of()
+    await shell.output("cp /bin/true . && chmod u+s true")
+    assert (tmp_path / "root").stat().st_mode & 0o077 == 0
+
+
 async def test_t34_daemons_die_with_the_command(shell_of: Any, marker: str) -> None:
     shell = await shell_of()
     daemon = f"mkfifo up; setsid -f bash -c 'trap : TERM; echo > up; sleep 99; true' {marker}; cat up"

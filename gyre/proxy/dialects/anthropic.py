@@ -28,6 +28,8 @@ SIGNATURE = "gyre"
 """Clients drop or rewrite thinking without a signature; any constant keeps it."""
 
 _BILLING = "x-anthropic-billing-header:"
+_FOR_CLAUDE_ONLY = ("bash_", "text_editor_", "computer_", "memory_")
+"""Types of tools that harnesses run but do not describe: Anthropic's models were trained to know them."""
 _ERROR_TYPES = {
     Fault.UNAUTHORIZED: "authentication_error",
     Fault.NOT_FOUND: "not_found_error",
@@ -100,7 +102,9 @@ class AnthropicMessages:
         )
         conversation = Conversation(tuple(chain(first, *(message.value for message in messages))), tools.value)
         digests = (message.digest for message in messages)
-        return WireRequest(conversation, facts, identity(identity(system.encode()), tools.digest, *digests))
+        said = identity(identity(system.encode()), tools.digest, *digests)
+        size = len(system) + tools.size + sum(message.size for message in messages)
+        return WireRequest(conversation, facts, said, size)
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
         return _Stream(head)
@@ -229,6 +233,8 @@ def _system(system: str | list[_Block]) -> tuple[str, tuple[str, ...]]:
 def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
     tools = []
     for tool in decode(raw, list[_Tool], place):
+        if not tool.input_schema and (tool.type or "").startswith(_FOR_CLAUDE_ONLY):
+            raise CallError(Fault.INVALID, f"tools.{tool.name}: type {tool.type!r} needs an input_schema here.")
         # A typed tool without a schema is run by Anthropic's servers; the policy cannot use it.
         if tool.input_schema or tool.type in (None, "custom"):
             check_depth(tool.input_schema, f"tools.{tool.name}.input_schema")

@@ -52,6 +52,8 @@ class WireRequest(msgspec.Struct, frozen=True):
     facts: RequestFacts
     identity: bytes
     """Equal for requests whose messages and tools say the same one by one, however they are spelled."""
+    size: int
+    """Bytes of what its messages and tools say, as JSON."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,8 +33,8 @@ class _Function(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
+    function: _Function
     id: str = ""
-    function: _Function = msgspec.field(default_factory=_Function)
 
 
 class _Message(msgspec.Struct):
@@ -43,6 +43,8 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
     tool_call_id: str = ""
     reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: Any = None
 
 
 class _Declared(msgspec.Struct):
@@ -52,8 +54,7 @@ class _Declared(msgspec.Struct):
 
 
 class _Tool(msgspec.Struct):
-    type: str
-    function: _Declared | None = None
+    function: _Declared
 
 
 _TOOLS: Any = list[_Tool] | None
@@ -73,6 +74,7 @@ class _Request(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     metadata: dict[str, Any] | None = None
     n: int | None = None
+    functions: list[Any] | None = None
 
 
 class ChatCompletions:
@@ -84,7 +86,10 @@ class ChatCompletions:
             raise CallError(Fault.INVALID, "messages: at least one message is required.")
         if request.n not in (None, 1):
             raise CallError(Fault.INVALID, "n: only one choice per call is sampled.")
-        limit = request.max_completion_tokens or request.max_tokens
+        if request.functions:
+            raise CallError(Fault.INVALID, "functions: not supported; declare them as tools.")
+        asked = request.max_completion_tokens
+        limit = request.max_tokens if asked is None else asked
         if limit is not None and limit < 1:
             raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
         tools = memo.read(_read_tools, request.tools, "tools")
@@ -98,7 +103,8 @@ class ChatCompletions:
             metadata=request.metadata or {},
         )
         conversation = Conversation(tuple(message.value for message in messages), tools.value)
-        return WireRequest(conversation, facts, identity(tools.digest, *(message.digest for message in messages)))
+        said = identity(tools.digest, *(message.digest for message in messages))
+        return WireRequest(conversation, facts, said, tools.size + sum(message.size for message in messages))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
         return _Stream(request, head)
@@ -181,16 +187,17 @@ def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
     declarations: list[_Tool] | None = decode(raw, _TOOLS, place)
     tools = []
     for tool in declarations or []:
-        if tool.function is not None:
-            declared = tool.function
-            check_depth(declared.parameters, f"tools.{declared.name}.parameters")
-            tools.append(Tool(declared.name, declared.description or "", declared.parameters or {}))
+        declared = tool.function
+        check_depth(declared.parameters, f"tools.{declared.name}.parameters")
+        tools.append(Tool(declared.name, declared.description or "", declared.parameters or {}))
     return tuple(tools)
 
 
 def _read_message(raw: msgspec.Raw, place: str) -> Message:
     message = decode(raw, _Message, place)
-    text = join_text(texts(message.content))
+    if message.function_call is not None:
+        raise CallError(Fault.INVALID, f"{place}.function_call: not supported; use tool_calls.")
+    text = join_text([*texts(message.content), message.refusal or ""])
     if message.role == "tool":
         return Message(role="tool", text=text, tool_call_id=message.tool_call_id)
     if message.role != "assistant":

@@ -22,6 +22,8 @@ class Element(msgspec.Struct, Generic[T], frozen=True):
     """Canonical and never changed."""
     digest: bytes
     """Equal for elements that mean the same, however they were spelled."""
+    size: int
+    """Bytes of what it says, as JSON."""
 
 
 Reader = Callable[[msgspec.Raw, str], T]
@@ -48,7 +50,8 @@ class Memo:
         element = self._older.get(key)
         if element is None:
             value = reader(raw, place)
-            element = Element(value, blake2b(_canonical.encode(value), digest_size=16).digest())
+            canonical = _canonical.encode(value)
+            element = Element(value, blake2b(canonical, digest_size=16).digest(), len(canonical))
         self._recent[key] = element
         self._used += memoryview(raw).nbytes
         if self._used > self._limit:

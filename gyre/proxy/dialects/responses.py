@@ -60,9 +60,13 @@ class _Request(msgspec.Struct):
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
 
 
+_FOR_GPT_ONLY = ("local_shell", "shell", "apply_patch", "computer")
+"""Types of tools that harnesses run but do not describe: OpenAI's models were trained to know them."""
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -71,8 +75,9 @@ class Responses:
 
     def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
         request = decode(body, _Request)
-        if request.previous_response_id:
-            raise CallError(Fault.INVALID, "previous_response_id: responses are not stored; send the whole input.")
+        for field in ("previous_response_id", "conversation", "prompt"):
+            if getattr(request, field):
+                raise CallError(Fault.INVALID, f"{field}: nothing is stored here; send the whole input.")
         if not request.input:
             raise CallError(Fault.INVALID, "input: at least one item is required.")
         if request.max_output_tokens is not None and request.max_output_tokens < 1:
@@ -83,10 +88,12 @@ class Responses:
         if isinstance(request.input, str):
             messages.append(Message(role="user", text=join_text([request.input])))
             digests.append(identity(request.input.encode()))
+            size = len(request.input)
         else:
             items = [memo.read(_read_item, raw, f"input[{i}]") for i, raw in enumerate(request.input)]
             messages.extend(_messages(item.value for item in items))
             digests.extend(item.digest for item in items)
+            size = sum(item.size for item in items)
         declared = memo.read(_read_tools, request.tools, "tools")
         facts = RequestFacts(
             model=request.model,
@@ -97,7 +104,8 @@ class Responses:
             tool_forms=declared.value.forms,
         )
         conversation = Conversation(tuple(messages), declared.value.tools)
-        return WireRequest(conversation, facts, identity(declared.digest, *digests))
+        size += len(instructions) + declared.size
+        return WireRequest(conversation, facts, identity(declared.digest, *digests), size)
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> ResponsesStream:
         return ResponsesStream(request, head)
@@ -125,6 +133,10 @@ def _read_tools(raw: msgspec.Raw, place: str) -> _Declared:
 def _tools(tools: Iterable[_Tool], namespace: str) -> Iterator[tuple[Tool, ToolForm]]:
     """Functions, also inside namespaces, and custom tools; what OpenAI's servers would run (web_search) is left out."""
     for tool in tools:
+        if tool.type.startswith(_FOR_GPT_ONLY):
+            raise CallError(Fault.INVALID, f"tools: type {tool.type!r} is not supported; declare a function.")
+        if tool.type in ("function", "custom") and not tool.name:
+            raise CallError(Fault.INVALID, f"tools: a {tool.type} tool has no name.")
         if tool.type == "namespace":
             yield from _tools(tool.tools or [], tool.name)
         elif tool.type == "function":
