@@ -7,7 +7,7 @@ from rich.console import Console
 
 from gyre.cli.conversation_view import print_execution
 from gyre.cli.tables import newest_executions, rich_facts, rich_table
-from gyre.core.errors import ConfigError
+from gyre.core.output import write_output
 from gyre.dashboard.facts import facts
 from gyre.dashboard.tables import joins_table, recovery_table, steps_table, transitions_table
 from gyre.store import RunDir, RunStore
@@ -25,7 +25,7 @@ def inspect(run_dir: Path, *, execution: str | None = None, json_out: Path | Non
     if json_out is not None or execution is None:
         summary = read_summary(store)
         if json_out is not None:
-            write_json(summary, json_out)
+            write_output(json_out, json.dumps(as_json(summary), indent=1).encode() + b"\n", "--json")
         if execution is None:
             print_summary(console, summary)
     return 0
@@ -34,13 +34,6 @@ def inspect(run_dir: Path, *, execution: str | None = None, json_out: Path | Non
 def read_summary(store: RunStore) -> RunSummary:
     trees = {execution_id: tree_summary(store.records(execution_id)) for execution_id in store.execution_ids()}
     return summarise(store.events(), store.outcomes(), trees)
-
-
-def write_json(summary: RunSummary, path: Path) -> None:
-    try:
-        path.write_text(json.dumps(as_json(summary), indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): choose another file for --json.") from error
 
 
 def print_summary(console: Console, summary: RunSummary) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gyre.core.errors import ConfigError, GyreError
+from gyre.core.output import write_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,12 +93,12 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
         ("beyond", 5, "launch orders and the work bound, paired by seed"),
     ):
         experiment = experiments.add_parser(name, help=text)
-        experiment.add_argument("--seeds", type=int, default=seeds)
+        experiment.add_argument("--seeds", type=_count, default=seeds)
         experiment.set_defaults(experiment=name)
     trace = experiments.add_parser("trace", help="a fixed workload, without randomness")
     trace.add_argument("file", type=Path)
     trace.add_argument("--row", required=True, help="row of Table 1, A0 to E2")
-    trace.add_argument("--steps", type=int, default=12)
+    trace.add_argument("--steps", type=_count, default=12)
     trace.set_defaults(experiment="trace")
     picture = experiments.add_parser("picture", help="role timeline, waterlevel and ready groups of a row")
     picture.add_argument("--row", default="E0", help="row of Table 1, A0 to E2")
@@ -106,6 +107,13 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     for experiment in experiments.choices.values():
         # Also accepted after the experiment; without a default of its own it leaves the outer value alone.
         experiment.add_argument("--json", type=Path, metavar="OUT", default=argparse.SUPPRESS)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is less than 1")
+    return count
 
 
 # Imports are inside the commands: `gyre doctor` must work where torch does not import.
@@ -140,7 +148,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
     print(text)
     if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
+        write_output(arguments.json, text.encode() + b"\n", "--json")
     return 0
 
 

@@ -28,20 +28,28 @@ def train(path: Path | None, overrides: Sequence[str], directory: Path | None, r
         if directory is not None:
             raise ConfigError("--resume continues in the run's own directory; leave --run-dir out")
         run_dir = RunDir.open(resume)
-        # With --resume the first positional argument may already be an override.
-        changes = [*([str(path)] if path is not None and "=" in str(path) else []), *overrides]
+        # With --resume the first positional argument is an override already.
+        changes = [*([] if path is None else [str(path)]), *overrides]
         config = configs.load(run_dir.config, changes, RunConfig)
-        preflight(config, str(run_dir.config))
+        claim = run_dir.claim()
         checkpoint = run_dir.latest_checkpoint()
+        if checkpoint is not None and checkpoint.version >= config.scheduler.max_steps:
+            raise ConfigError(
+                f"{run_dir.root} is complete: its checkpoint is of step {checkpoint.version} and scheduler.max_steps = "
+                f"{config.scheduler.max_steps}; append a larger one to train on"
+            )
+        preflight(config, str(run_dir.config))
     else:
         if path is None:
             raise ConfigError("name a config file, or a run with --resume")
         config = configs.load(path, overrides, RunConfig)
         preflight(config, str(path))
         directory = directory or Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        run_dir = RunDir.create(directory.absolute(), configs.dump(config))
+        run_dir = RunDir.create(directory, configs.dump(config))
+        claim = run_dir.claim()
     print(f"Run directory: {run_dir.root}")
-    interrupted = asyncio.run(_run(config, run_dir, checkpoint))
+    with claim:
+        interrupted = asyncio.run(_run(config, run_dir, checkpoint))
     final_report(run_dir.root)
     if interrupted:
         print(f"Interrupted. Continue with: gyre train --resume {run_dir.root}")

@@ -94,14 +94,19 @@ class Controller(Generic[W]):
                     crew.failure.result()
         finally:
             self._dispatcher.open = False
-            await self._execution_crew.stop()
-            await self._cell_crew.stop()
-            await self._checkpoint_crew.finish()
+            # A cancellation that comes only now must not leave a crew at work.
+            try:
+                await self._execution_crew.stop()
+            finally:
+                try:
+                    await self._cell_crew.stop()
+                finally:
+                    await self._checkpoint_crew.finish()
 
     async def _main(self) -> None:
         board = self._board
         board.phase = "starting engines"
-        self._dispatcher.dispatch(max(0, board.config.depth - len(self._initial.pending)))
+        self._dispatcher.fill()
         self._cell_crew.spawn(self._members.watch(), "losses")
         self._cell_crew.spawn(self._rollout.guard(), "engines alive")
         await self._transitions.start()

@@ -39,7 +39,9 @@ class Crew:
     async def finish(self) -> None:
         """Returns when every task has ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.failure.cancel()
+        if not self.failure.cancel():
+            # Known to who ran the crew, even when the failure of another crew is the one that is raised.
+            self.failure.exception()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -40,6 +40,13 @@ class Dispatcher:
         for pending in sorted(state.pending, key=lambda group: (group.version, group.group)):
             self._board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
 
+    def fill(self) -> None:
+        """Queues what a run starts with: (φ+μ)B groups, less those of a resumed run that hold a slot already. A ready
+        group holds none under continuous dispatch."""
+        ledger, config = self._board.ledger, self._board.config
+        holding = len(ledger.groups) - (ledger.ready if config.dispatch == "continuous" else 0)
+        self.dispatch(max(0, config.depth - holding))
+
     def dispatch(self, groups: int) -> None:
         """Queues this many new groups at the published version."""
         board = self._board

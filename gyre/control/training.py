@@ -56,6 +56,7 @@ class TrainingLoop(Generic[W]):
         while board.version < max_steps:
             board.burst_steps = min(board.config.mu, max_steps - board.version)
             board.open_burst()
+            self._transitions.burst_over = False
             for i in range(board.burst_steps):
                 board.first_of_burst = i == 0
                 await self._step(final=i + 1 == board.burst_steps)

@@ -59,7 +59,7 @@ class Transitions(Generic[W]):
         """Held while a cell pulls weights and registers, while the core updates, and while cells are dropped from the
         batch: never two of them at a time."""
         self.burst_over = False
-        """The burst's last update is done: no cell may join before the next burst."""
+        """The burst's last update is done: no cell may join before the next burst, whose groups are queued then."""
         health.owners["trainer"] = self
 
     @property
@@ -128,7 +128,6 @@ class Transitions(Generic[W]):
         training = 1 if self._policy.releases else board.config.K
         await self._rollout.admit(self._rollout.order(training))
         board.training = training
-        self.burst_over = False
         if stays:
             async with self.window:
                 await self.renew()

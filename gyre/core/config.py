@@ -5,6 +5,7 @@ what is allowed. Field annotations of type `pathlib.Path` are resolved against t
 """
 
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -26,7 +27,7 @@ def load(path: Path, overrides: Sequence[str], type_: type[T]) -> T:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     for override in overrides:
         _override(data, override)
@@ -89,6 +90,11 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
             hint = f"did you mean {near[0]!r}? " if near else ""
             allowed = ", ".join(sorted(known))
             raise ConfigError(f"{where}: {full} is not a known key; {hint}allowed here: {allowed}")
+        allowed_values = typing.get_args(known[key]) if typing.get_origin(known[key]) is typing.Literal else (value,)
+        if value not in allowed_values:
+            raise ConfigError(f"{where}: {full} = {value!r} must be one of: {', '.join(map(str, allowed_values))}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: {full} = {value} must be a finite number")
         if isinstance(value, dict) and (structs := _structs_of(known[key])):
             nested = (*path, key)
             _check_keys(

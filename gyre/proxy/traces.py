@@ -53,9 +53,13 @@ class _Line(msgspec.Struct):
 
 
 def read_trace(path: Path) -> Iterator[Exchange]:
-    """Exchanges in order. Raises ConfigError naming the line that is not one."""
+    """Exchanges in order. Raises ConfigError naming the line that is not one, or the file that cannot be read."""
     tools: dict[int, Any] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); name a file of recorded exchanges.") from error
+    for number, line in enumerate(lines, start=1):
         try:
             entry = msgspec.json.decode(line, type=_Line)
         except msgspec.DecodeError as error:

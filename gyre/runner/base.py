@@ -1,19 +1,22 @@
 """The runner of a node: starts sandboxes, drives harnesses, enforces budgets, evaluates preserved workspaces."""
 
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from gyre.core.records import Outcome, SessionAccess
+
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Separate deadlines, in seconds (DESIGN §8). A harness timeout is scored; an overall timeout excludes."""
 
-    boot_s: float = 60.0
-    harness_s: float = 300.0
-    evaluation_s: float = 120.0
-    overall_s: float = 600.0
+    boot_s: Seconds = 60.0
+    harness_s: Seconds = 300.0
+    evaluation_s: Seconds = 120.0
+    overall_s: Seconds = 600.0
 
 
 class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):

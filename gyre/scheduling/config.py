@@ -3,6 +3,7 @@
 Names are the paper's. `problems` is pure and returns every reason to refuse; `require` raises the first one.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -82,7 +83,7 @@ def problems(config: SchedulerConfig, section: str = "scheduler") -> list[str]:
     if found:
         return found
     extra = config.phi * config.B
-    if abs(extra - round(extra)) > 1e-9:
+    if not math.isfinite(extra) or abs(extra - round(extra)) > 1e-9:
         found.append(
             f"{section}.phi = {config.phi} with B = {config.B} is {extra:g} extra groups; φ·B must be a whole number."
         )
@@ -132,6 +133,11 @@ def _placement(config: SchedulerConfig, section: str) -> list[str]:
         )
     if policy in ("async", "coarse") and not config.C_s:
         found.append(f"{section}.C_s = 0 with policy {policy}: its standalone pool must serve at least one execution.")
+    if 0 < config.C_s < config.pool_engines:
+        found.append(
+            f"{section}.pool_engines = {config.pool_engines} is more than C_s = {config.C_s}: each engine of the pool "
+            "must serve at least one execution."
+        )
     if policy != "async" and config.C_e < 1:
         found.append(f"{section}.C_e = {config.C_e} with policy {policy}: a cell in rollout must serve ≥ 1 execution.")
     most = capacity(config, config.K if policy == "async" else 0)

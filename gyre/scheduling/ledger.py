@@ -68,9 +68,7 @@ class Ledger:
         """Queues the N executions of a group; members with a known outcome (a resumed run) count as terminated."""
         if group in self.groups:
             raise InvariantViolation(f"Group {group} was dispatched twice; dispatch numbers must be new.")
-        outcomes: list[Outcome | None] = [None] * self.members
-        for member, outcome in (known or {}).items():
-            outcomes[member] = outcome
+        outcomes = [(known or {}).get(member) for member in range(self.members)]
         pending = [member for member in range(self.members) if outcomes[member] is None]
         self.d += self.members
         self.p += self.members - len(pending)

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from gyre.core.errors import ConfigError
 from gyre.core.events import Event
+from gyre.core.output import write_output
 from gyre.scheduling.config import SchedulerConfig
 from gyre.simulation import table1 as experiments
 from gyre.simulation.beyond import order_hours, paired_gain, work_bound
@@ -107,13 +109,17 @@ def beyond(seeds: int = 5, json_out: Path | None = None) -> dict[str, Any]:
 
 
 def picture(row: str, path: Path, steps: int = 12, seed: int = 0) -> None:
-    """Role timeline, waterlevel and ready groups of one row, as PNG or SVG."""
+    """Role timeline, waterlevel and ready groups of one row, as PNG or SVG. Raises ConfigError for another kind of file
+    and for one that cannot be written."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("png", "svg"):
+        raise ConfigError(f"{path} is no .png or .svg file: choose another one for --plot.")
     events: list[Event] = []
     run_row(find_row(row), WorkloadParams(), seed=seed, steps=steps, readers=(events.append,))
-    draw(events, f"{row}, {steps} steps", path)
+    write_output(path, draw(events, f"{row}, {steps} steps", kind), "--plot")
     print(f"wrote {path}")
 
 
 def _write(result: Any, path: Path | None) -> None:
     if path is not None:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        write_output(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n", "--json")

@@ -1,7 +1,7 @@
 """The picture of a simulated run: roles of the cells, waterlevel and capacity, ready groups, over time."""
 
+import io
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -12,8 +12,8 @@ from gyre.store.timeline import ready_groups, role_spans, waterlevels
 COLOURS = {"rollout": "#4c78a8", "training": "#f58518", "transition": "#bab0ac"}
 
 
-def draw(events: Sequence[Event], title: str, path: Path) -> None:
-    """Writes PNG or SVG by the suffix of `path`."""
+def draw(events: Sequence[Event], title: str, kind: str) -> bytes:
+    """A file of this kind: "png" or "svg"."""
     spans = role_spans(events)
     figure = Figure(figsize=(11, 5 + 0.22 * len(spans)), layout="constrained")
     roles, water, ready = figure.subplots(3, 1, sharex=True, height_ratios=[1 + 0.22 * len(spans), 2, 1.2])
@@ -40,4 +40,6 @@ def draw(events: Sequence[Event], title: str, path: Path) -> None:
     ready.step([at / HOUR for at, _ in curve], [count for _, count in curve], where="post")
     ready.set_ylabel("ready groups")
     ready.set_xlabel("hours")
-    figure.savefig(path, dpi=130)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=kind, dpi=130)
+    return drawn.getvalue()

@@ -55,6 +55,8 @@ def recorded_hours(recording: Recording) -> Callable[[SchedulerConfig], float]:
 def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
     """What the configuration means and how it compares. Raises ConfigError when it cannot run."""
     require(config)
+    if recording is None and not config.C_e:
+        return explain(config) + "\n\nNot simulated: scheduler.C_e = 0 does not tell how large a cell is."
     hours = modelled_hours if recording is None else recorded_hours(recording)
     workload = (
         "executions like the paper's NL2RepoBench (mean 1.93 h)" if recording is None else "the recorded executions"

@@ -1,9 +1,10 @@
 """The paths of a run directory (DESIGN §9): `config.toml`, `gyre.sqlite`, `checkpoints/`, `workspaces/`, `logs/`."""
 
+import fcntl
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
 
 from gyre.core.errors import ConfigError
 from gyre.store.store import RunStore
@@ -17,9 +18,10 @@ class Checkpoint(NamedTuple):
 
 
 class RunDir:
-    """One run on disk. Make it with `create` or `open`."""
+    """One run on disk. Make it with `create` or `open`. Its paths are absolute, for processes that work elsewhere."""
 
     def __init__(self, root: Path) -> None:
+        root = root.absolute()
         self.root = root
         self.config = root / "config.toml"
         self.database = root / "gyre.sqlite"
@@ -58,6 +60,17 @@ class RunDir:
             if not part.is_file():
                 raise ConfigError(f"{root} has no {part.name}: it is not a run directory made by `gyre train`.")
         return run
+
+    def claim(self) -> BinaryIO:
+        """Nobody else can claim the run until the returned file is closed or this process has ended. Raises ConfigError
+        when another one has it."""
+        held = self.config.open("rb+")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+            raise ConfigError(f"{self.root} is being trained by another process: let it end, or end it.") from None
+        return held
 
     def open_store(self, *, read_only: bool = False) -> RunStore:
         return RunStore(self.database, read_only=read_only)

@@ -31,7 +31,8 @@ class RunStore:
     """Typed access to one `gyre.sqlite`. Calls are synchronous and short; threads of a process may share it.
 
     A read-only store creates no file and may be kept while the run writes or resumes: each call sees all that was
-    committed before it. Raises ConfigError when the file is missing (read-only) or is not a run database.
+    committed before it. Raises ConfigError when the file is missing (read-only) or is not a run database. Every call
+    raises GyreError when the file is damaged or cannot be written.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -142,10 +143,15 @@ class RunStore:
                 raise InvariantViolation(
                     f"{self.path} already holds this row ({error}); it is written once."
                 ) from error
+            except sqlite3.Error as error:
+                raise GyreError(f"{self.path} cannot be written ({error}): see to its disk, then resume.") from error
 
     def _read(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
-            return connection.execute(statement, values).fetchall()
+            try:
+                return connection.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                raise GyreError(f"{self.path} cannot be read ({error}): use a copy made before.") from error
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

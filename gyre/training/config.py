@@ -1,8 +1,9 @@
 """Configuration of a trainer process."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
@@ -45,12 +46,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Adam with decoupled weight decay; the defaults are the paper's."""
 
-    learning_rate: float = 1e-6
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-15
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
+    learning_rate: Annotated[float, Meta(ge=0)] = 1e-6
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Meta(gt=0)] = 1e-15
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Global gradient norm above which the gradient is scaled down."""
 
 

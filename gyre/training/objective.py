@@ -4,20 +4,23 @@ Shape suffix `_U`: targets of *one execution*, in any fixed order over all its r
 it takes any subset. Nothing here knows rows: the result depends on the target set alone.
 """
 
+from typing import Annotated
+
 import msgspec
 import torch
+from msgspec import Meta
 
 
 class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of Eq. 5–6; the defaults are the paper's."""
 
-    ratio_cap: float = 5.0
+    ratio_cap: Annotated[float, Meta(gt=0)] = 5.0
     """Upper bound of a token's importance ratio ρ_u."""
-    clip_low: float = 0.995
+    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.995
     """With a negative advantage, an execution whose mean ratio s_i is below this gets no gradient."""
-    clip_high: float = 1.005
+    clip_high: Annotated[float, Meta(ge=1)] = 1.005
     """With a positive advantage, an execution whose mean ratio s_i is above this gets no gradient."""
-    loss_cap: float = 100.0
+    loss_cap: Annotated[float, Meta(gt=0)] = 100.0
     """Upper bound of a token's loss ℓ_u."""
 
 

@@ -275,6 +275,7 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
             case ev.GroupDispatched():
                 assert event.group not in dispatched
                 assert event.version == published
+                assert config.dispatch == "continuous" or config.policy == "async" or k <= 1, "joins see what is queued"
                 dispatched[event.group] = event.version
                 open_members[event.group] = config.N
                 d += config.N

@@ -1,6 +1,7 @@
 """The real controller in random worlds; its journal is recounted by `control_worlds.check_journal`."""
 
 import asyncio
+import gc
 from itertools import pairwise
 
 import pytest
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from gyre.control.base import EssentialLost, MemberLost, Publication
 from gyre.control.controller import Controller
 from gyre.control.members import CORE
-from gyre.control.state import resume_state
+from gyre.control.state import ControlState, PendingGroup, resume_state
 from gyre.core import events as ev
 from gyre.core.errors import CheckpointFailed, ConfigError, GyreError, InvariantViolation
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.config import SchedulerConfig, problems
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.synthetic import SimCells, SimMaterializer
+from gyre.simulation.executions import FixedExecutions
+from gyre.simulation.synthetic import CellTimes, SimCells, SimMaterializer
 
 
 def config(**changes) -> SchedulerConfig:
@@ -314,6 +316,86 @@ def test_the_run_ends_when_a_member_is_lost_again_and_again():
     with pytest.raises(GyreError, match=r"was lost 4 times at policy version 2, last: did not start"):
         run_small(cells)
     assert len(of(cells.events, ev.ProcessLost)) >= 4
+
+
+class _SlowRenewal(SimCells):
+    """Entering the next burst with zero gradients takes longer than any execution."""
+
+    async def enter_training(self, cell, version):
+        await asyncio.sleep(2_000 if version else 0)
+        await super().enter_training(cell, version)
+
+
+def test_no_satellite_joins_before_the_groups_of_the_next_burst_are_queued():
+    """The last execution ends while the core is renewed; what is then dispatched needs the satellite's capacity."""
+    journal = ListJournal()
+
+    async def main() -> None:
+        clock = VirtualClock()
+        controller = Controller(
+            config(B=1, N=1, mu=1, phi=2.0, K=2, C_e=2, tau_s=0.0, max_steps=2),
+            clock,
+            RandomQueries(),
+            FixedExecutions(clock, lambda ticket: [0.0, 1.0, 1_000.0, 1.0][ticket.group]),
+            SimMaterializer(lambda _: [5.0]),
+            _SlowRenewal(clock, CellTimes(), nodes=1),
+            journal,
+        )
+        await controller.run()
+
+    run_virtual(main())
+    kinds = [type(event) for event in journal.events if isinstance(event, ev.GroupDispatched | ev.TransitionStarted)]
+    assert kinds == [*[ev.GroupDispatched] * 3, ev.TransitionStarted, ev.GroupDispatched]
+
+
+@pytest.mark.parametrize("ready", [1, 2])
+def test_a_ready_group_of_a_resumed_run_holds_no_slot_under_continuous_dispatch(ready):
+    """Nobody would dispatch again if nothing were under way."""
+    done = {i: Outcome(execution_id=f"g0-{i}", validity=Validity.VALID, reward=1.0, cause="completed") for i in (0, 1)}
+    groups = [PendingGroup(group=group, query="q", version=0, outcomes=done) for group in range(ready)]
+    world = World(config(dispatch="continuous", B=1, mu=1, phi=0.0, C_e=2), seed=1)
+    assert world.run(initial=ControlState(incarnation=1, went_back_to=[0], next_group=ready, pending=groups))
+    assert len(of(world.journal.events, ev.StepDone)) == 6
+
+
+class _LostInTheCopy(RandomCells):
+    async def checkpoint(self, version):
+        raise MemberLost(CORE, "died")
+
+
+class _LastingExecutions(RandomExecutions):
+    """Ending one takes 10 s."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.ending = asyncio.Event()
+
+    async def run(self, ticket):
+        try:
+            return await super().run(ticket)
+        except asyncio.CancelledError:
+            self.ending.set()
+            await asyncio.sleep(10)
+            raise
+
+
+@pytest.mark.parametrize(("interrupt", "error"), [(False, EssentialLost), (True, asyncio.CancelledError)])
+def test_a_run_that_ends_by_itself_leaves_nothing_at_work_also_when_it_is_interrupted_then(interrupt, error, caplog):
+    async def main() -> None:
+        executions = _LastingExecutions()
+        small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=3.0, max_steps=3)
+        parts = (VirtualClock(), RandomQueries(), executions, SimMaterializer(lambda _: [1.5]), _LostInTheCopy(0, 0))
+        run = asyncio.ensure_future(Controller(small, *parts, ListJournal()).run())
+        await executions.ending.wait()
+        if interrupt:
+            run.cancel()
+        with pytest.raises(error):
+            await run
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
+    gc.collect()
+    assert not caplog.records, "a failure that nobody looked at"
 
 
 def test_an_impossible_configuration_is_refused_before_anything_starts():

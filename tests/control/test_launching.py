@@ -7,12 +7,14 @@ import pytest
 from live_fleet import make_policy, run_config
 
 from gyre.control.live import config as live_config
-from gyre.control.live.config import DevicesSection, RecoverySection, RunConfig, check
+from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig, check
 from gyre.control.live.launching import cluster_places
+from gyre.core import config as configs
 from gyre.core.errors import ConfigError
 from gyre.engines.section import SglangSection
 from gyre.launch.files import fingerprint
 from gyre.launch.section import RaySection
+from gyre.runner.base import Budgets
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import ParallelConfig
@@ -73,12 +75,54 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
             {"engine": SglangSection(python="python", weights="broadcast", sender_gpu="1")},
             r'engine\.sender_gpu = "1" names a GPU of this machine',
         ),
+        (
+            {"harness": HarnessSection(name="pi", budgets=Budgets(harness_s=60, overall_s=60))},
+            r"overall_s = 60 ends an execution before harness_s = 60 could",
+        ),
         ({"launch": RaySection(address="a:1", gpus=False)}, r"the engines run on GPUs and launch\.gpus is false"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(config: RunConfig, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(msgspec.structs.replace(config, **changes), "run.toml")
+
+
+def test_a_family_that_does_not_exist_is_refused_with_those_that_do(config: RunConfig) -> None:
+    policy = msgspec.structs.replace(config.policy, renderer="qwen9")
+    with pytest.raises(ConfigError, match=r'renderer = "qwen9" is no model family; use one of .*qwen3,'):
+        check(msgspec.structs.replace(config, policy=policy), "run.toml")
+
+
+def test_every_process_of_every_engine_samples_differently_within_the_seeds_that_sglang_takes(
+    config: RunConfig,
+) -> None:
+    engines, runs = range(-8, 8), [msgspec.structs.replace(config, seed=seed) for seed in (0, 20_260_101)]
+    seeds = [run.engine_config(cell, "", process).seed for run in runs for cell in engines for process in range(9)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        "harness.budgets.boot_s=0",
+        "harness.budgets.overall_s=-1",
+        "rollout.port=0",
+        "rollout.port=70000",
+        "trainer.optimizer.learning_rate=-1e-6",
+        "trainer.optimizer.beta2=1.0",
+        "trainer.optimizer.clip_norm=0",
+        "objective.clip_low=1.1",
+        "objective.clip_high=0.9",
+        "objective.ratio_cap=0",
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_key(config: RunConfig, override: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(configs.dump(config))
+    with pytest.raises(ConfigError, match=rf"run\.toml: {override.partition('=')[0]}: expected"):
+        configs.load(path, [override], RunConfig)
 
 
 def test_ray_that_is_not_installed_is_refused_by_name(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

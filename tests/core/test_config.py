@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=1)] = 1
     rate: float = 0.5
     name: str = "x"
+    kind: Literal["a", "b"] = "a"
 
 
 class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +45,9 @@ def test_file_overrides_and_paths(tmp_path: Path) -> None:
         ("", ["inner.steps"], "write it as section.key=value"),
         ("", ["model.x=1"], "model: expected"),
         ("[inner", [], "is not valid TOML"),
+        ("", ["inner.rate=nan"], "inner.rate = nan must be a finite number"),
+        ("[inner]\nrate = -inf", [], "inner.rate = -inf must be a finite number"),
+        ("", ["inner.kind=c"], "inner.kind = 'c' must be one of: a, b"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, text: str, overrides: list[str], sentence: str) -> None:
@@ -51,6 +55,12 @@ def test_bad_input_is_one_sentence(tmp_path: Path, text: str, overrides: list[st
         load(write(tmp_path, text), overrides, Outer)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value).strip()
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"c\.toml: is not valid TOML"):
+        load(tmp_path / "c.toml", [], Outer)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

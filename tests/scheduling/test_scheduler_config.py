@@ -37,6 +37,8 @@ def test_possible_configurations_are_accepted(changes):
         ({"rho_min": 0.0}, "scheduler.rho_min", "outside (0, 1]"),
         ({"rho_min": 1.5}, "scheduler.rho_min", "outside (0, 1]"),
         ({"phi": 0.3}, "scheduler.phi", "whole number"),
+        ({"phi": 1e308}, "scheduler.phi", "whole number"),
+        ({"C_s": 2, "pool_engines": 3}, "scheduler.pool_engines", "at least one execution"),
         ({"policy": "colocate"}, "scheduler.K", "must be 1"),
         ({"policy": "colocate", "K": 1, "phi": 1.0}, "scheduler.phi", "φ must be 0"),
         ({"policy": "colocate", "K": 1, "C_s": 4}, "scheduler.C_s", "use policy coarse"),

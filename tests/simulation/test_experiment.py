@@ -120,6 +120,8 @@ def test_a_plan_compares_with_the_model_and_with_a_recording():
     text = plan(SMALL)
     assert "executions like the paper's" in text
     assert text.count("this configuration") == 1
+    of_no_size = msgspec.structs.replace(SMALL, policy="async", C_e=0, C_s=8)
+    assert plan(of_no_size).endswith("scheduler.C_e = 0 does not tell how large a cell is.")
     events: list[Event] = []
     simulate(SMALL, LAYOUT, PARAMS, seed=0, readers=(events.append,))
     assert "the recorded executions" in plan(SMALL, read_recording(events))

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from gyre.cli.main import main
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
 from gyre.simulation import beyond, cli, table1
@@ -97,6 +98,23 @@ def test_longest_first_is_faster_and_consumes_the_same_versions():
     )
     assert other.step_ends[-1] < base.step_ends[-1]
     assert [sum(step) for step in other.staleness] == [sum(step) for step in base.staleness]
+
+
+def test_what_a_command_cannot_do_is_one_sentence(tmp_path, capsys):
+    def refused(*arguments: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            raise SystemExit(main(["simulate", *arguments]))
+        return capsys.readouterr().err
+
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"dur": [[1.0]], "work": [0.1], "params": {"B": 2}}')
+    missing = tmp_path / "missing" / "out"
+    assert "out cannot be written (No such file" in refused("trace", str(trace), "--row", "E0", "--json", str(missing))
+    assert "argument --steps: 0 is less than 1" in refused("trace", str(trace), "--row", "E0", "--steps", "0")
+    assert "argument --seeds: -1 is less than 1" in refused("table1", "--seeds", "-1")
+    assert "out is no .png or .svg file" in refused("picture", "--plot", str(missing))
+    assert main(["replay", str(missing), "--harness", "claude_code", "--tokenizer", "."]) == 2
+    assert "out cannot be read (No such file" in capsys.readouterr().err
 
 
 def test_the_picture_of_a_row_is_written(tmp_path):

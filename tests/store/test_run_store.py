@@ -275,6 +275,19 @@ def test_bad_paths_are_one_sentence(path: Path, tmp_path: Path) -> None:
         RunStore(path)
 
 
+def test_a_damaged_file_and_a_full_disk_are_one_sentence(path: Path) -> None:
+    with RunStore(path) as store:
+        store.append(EVENTS[0])
+        assert store._writer is not None
+        store._writer.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(GyreError, match=r"cannot be written .*disk is full"):
+            store.append(RunStarted(t=0.0, run_id="r" * 100_000))
+        assert list(store.events()) == EVENTS[:1]
+    path.write_bytes(path.read_bytes()[:4096].ljust(40_000, b"\xff"))
+    with pytest.raises(GyreError, match=r"cannot be read .*malformed"):
+        list(RunStore(path, read_only=True).events())
+
+
 def test_a_row_of_another_gyre_is_named(path: Path) -> None:
     with RunStore(path) as store:
         store.append(EVENTS[0])

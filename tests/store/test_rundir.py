@@ -39,6 +39,13 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
         RunDir.create(tmp_path / "file" / "run", "")
 
 
+def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes are started in another working directory and bind the workspaces."""
+    monkeypatch.chdir(tmp_path)
+    for run in (RunDir.create(Path("run"), ""), RunDir.open(Path("run"))):
+        assert run.workspaces == tmp_path / "run" / "workspaces"
+
+
 def test_an_empty_directory_may_become_a_run(tmp_path: Path) -> None:
     assert RunDir.create(tmp_path, "").database.is_file()
 

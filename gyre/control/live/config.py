@@ -4,6 +4,7 @@ Paths are relative to the file. `gyre train` writes the effective configuration,
 directory.
 """
 
+import random
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +30,11 @@ from gyre.scheduling.config import SchedulerConfig, require
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
+from gyre.trajectory.families import FAMILIES
 from gyre.transport import section as transport
 from gyre.transport.section import ShmSection, TransportSection
 
 Positive = Annotated[int, Meta(ge=1)]
-SEED_STRIDE = 1_000_003
 
 
 class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +70,7 @@ class RolloutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_context: Positive
     """Tokens of prompt plus answer; a longer conversation gets the API's own overflow error."""
     max_new_tokens: Positive
-    port: int | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     """Also serve harnesses on this loopback TCP port; by default only sandboxes reach the proxy."""
     proxy_workers: Positive = 1
     """Processes that executions are spread over, each with a core's worth of calls: docs/benchmarks.md, "Proxy"."""
@@ -123,7 +124,7 @@ class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     keep_checkpoints: Positive = 2
     policy: PolicySection
     tasks: TasksSection
@@ -182,8 +183,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         )
 
     def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
-        # Engines must not repeat each other's samples, nor a new process those of the one before.
-        seed = (self.seed + SEED_STRIDE * incarnation) * 1000 + cell
+        # Engines must not repeat each other's samples, nor a new process those of the one before. SGLang takes 32 bits.
+        seed = random.Random(f"{self.seed}/{cell}/{incarnation}").getrandbits(32)
         common = EngineConfig(
             model_dir=str(self.policy.model),
             transport_root=transport_root,
@@ -229,6 +230,17 @@ def check(config: RunConfig, where: str) -> None:
                 f"{where}: policy.model = {config.policy.model} has no {name}; "
                 "give a Hugging Face model directory with safetensors weights and a tokenizer"
             )
+    if config.policy.renderer not in FAMILIES:
+        raise ConfigError(
+            f'{where}: policy.renderer = "{config.policy.renderer}" is no model family; '
+            f"use one of {', '.join(sorted(FAMILIES))}"
+        )
+    budgets = config.harness.budgets
+    if budgets.overall_s <= budgets.harness_s:
+        raise ConfigError(
+            f"{where}: harness.budgets.overall_s = {budgets.overall_s:g} ends an execution before harness_s = "
+            f"{budgets.harness_s:g} could, so no harness timeout would be graded; it must be larger"
+        )
     if config.rollout.max_new_tokens >= config.rollout.max_context:
         raise ConfigError(
             f"{where}: rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "

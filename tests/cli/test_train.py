@@ -1,0 +1,40 @@
+"""What `gyre train` refuses before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from gyre.cli.main import main
+from gyre.control.live.config import RunConfig
+from gyre.core import config as configs
+from gyre.store import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    config = configs.load(Path("examples/quickstart.toml"), ["scheduler.max_steps=4"], RunConfig)
+    run = RunDir.create(tmp_path / "run", configs.dump(config))
+    run.checkpoint_path(4).mkdir()
+    return run
+
+
+def refused(run: RunDir, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["train", *arguments, "--resume", str(run.root)]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_complete_run_is_not_started_again(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is complete: its checkpoint is of step 4 and scheduler.max_steps = 4" in refused(run, capsys)
+    # It goes on to the next check with more steps to do.
+    longer = refused(run, capsys, "scheduler.max_steps=5", "rollout.max_new_tokens=5000")
+    assert "rollout.max_new_tokens = 5000 leaves no room" in longer
+
+
+def test_a_run_is_trained_by_one_process(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with run.claim():
+        assert "is being trained by another process" in refused(run, capsys)
+    assert "is complete" in refused(run, capsys)
+
+
+def test_a_config_beside_a_run_to_resume_is_refused(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "write it as section.key=value" in refused(run, capsys, "examples/quickstart.toml")
