@@ -10,6 +10,8 @@ import logging
 import os
 from pathlib import Path
 
+import psutil
+
 from gyre.sandboxes.base import Limits
 
 log = logging.getLogger(__name__)
@@ -80,11 +82,15 @@ def remove_cgroups(cgroups: list[Path]) -> list[Path]:
 
 
 def sweep_cgroups() -> None:
-    """Removes the empty cgroups that a killed runner left behind."""
+    """Removes the empty cgroups that a killed runner left behind. A live runner's may be empty, too: it makes one before
+    a process joins it."""
     v2 = (CGROUP_ROOT / "cgroup.controllers").exists()
     for parent in _parents(v2):
         for cgroup in parent.glob(f"{PREFIX}*"):
-            with contextlib.suppress(OSError):  # Another runner's, and not empty.
+            owner = cgroup.name.removeprefix(PREFIX).partition("-")[0]
+            if owner.isdecimal() and int(owner) != os.getpid() and psutil.pid_exists(int(owner)):
+                continue
+            with contextlib.suppress(OSError):  # Not empty, or gone.
                 cgroup.rmdir()
 
 
