@@ -88,8 +88,9 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
+            of_kind = f" of {tag} {data[tag]!r}" if tag in data else ""
             allowed = ", ".join(sorted(known))
-            raise ConfigError(f"{where}: {full} is not a known key; {hint}allowed here: {allowed}")
+            raise ConfigError(f"{where}: {full} is not a known key{of_kind}; {hint}allowed here: {allowed}")
         allowed_values = typing.get_args(known[key]) if typing.get_origin(known[key]) is typing.Literal else (value,)
         if value not in allowed_values:
             raise ConfigError(f"{where}: {full} = {value!r} must be one of: {', '.join(map(str, allowed_values))}")
@@ -115,5 +116,6 @@ def _chosen(data: dict[str, Any], structs: list[type], where: str, path: tuple[s
     tag = structs[0].__struct_config__.tag_field  # type: ignore[attr-defined]
     if data.get(tag) not in configs:
         allowed = ", ".join(sorted(map(str, configs)))
-        raise ConfigError(f"{where}: {'.'.join(path)}.{tag} = {data.get(tag)!r} must be one of: {allowed}")
+        given = f"= {data[tag]!r}" if tag in data else "is missing; it"
+        raise ConfigError(f"{where}: {'.'.join(path)}.{tag} {given} must be one of: {allowed}")
     return configs[data[tag]]

@@ -18,6 +18,15 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inner: Inner = Inner()
     model: Path | None = None
+    part: "Wheel | Wing" = msgspec.field(default_factory=lambda: Wheel())
+
+
+class Wheel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="wheel"):
+    radius: float = 1.0
+
+
+class Wing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="wing"):
+    side: Literal["left", "right"] = "left"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -44,6 +53,8 @@ def test_file_overrides_and_paths(tmp_path: Path) -> None:
         ("", ["inner.steps=no"], "inner.steps: expected `int`, got `str`"),
         ("", ["inner.steps"], "write it as section.key=value"),
         ("", ["model.x=1"], "model: expected"),
+        ("", ["part.kind=wing", "part.radius=1"], "part.radius is not a known key of kind 'wing'; allowed here: kind, s"),
+        ("[part]\nradius = 2", [], "part.kind is missing; it must be one of: wheel, wing"),
         ("[inner", [], "is not valid TOML"),
         ("", ["inner.rate=nan"], "inner.rate = nan must be a finite number"),
         ("[inner]\nrate = -inf", [], "inner.rate = -inf must be a finite number"),
