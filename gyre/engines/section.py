@@ -28,7 +28,7 @@ class LocalSection(
     sender_gpu: ClassVar[str] = ""
 
     kv_blocks: Positive = 2048
-    page_size: Positive = 16
+    page_size: Annotated[int, Meta(ge=4)] = 16
     max_batch_tokens: Positive = 1024
     max_requests: Positive = 64
     threads: Positive = 1
@@ -40,6 +40,11 @@ class LocalSection(
             raise ConfigError(
                 f"engine.kv_blocks = {self.kv_blocks} holds less than one context of "
                 f"rollout.max_context = {max_context} tokens; at least {blocks} are needed"
+            )
+        if self.max_requests > self.max_batch_tokens:
+            raise ConfigError(
+                f"engine.max_requests = {self.max_requests} exceeds engine.max_batch_tokens = {self.max_batch_tokens}; "
+                "every running request needs one token of a forward pass"
             )
 
     def worker_config(self, common: EngineConfig) -> LocalEngineConfig:
@@ -68,7 +73,7 @@ class SglangSection(
     """A little longer than the worker waits for its server, so that the worker tells what was wrong."""
 
     python: str
-    device: str = "cuda"
+    device: Literal["cuda", "cpu"] = "cuda"
     dtype: str = "bfloat16"
     tensor: Positive = 1
     kv_tokens: Positive | None = None

@@ -10,7 +10,7 @@ from string import Template
 
 from gyre.core.errors import ConfigError
 from gyre.harnesses.launch import npm_arch
-from gyre.harnesses.profile import HarnessProfile, load_profile
+from gyre.harnesses.profile import HarnessProfile, load_profile, profile_names
 
 INSTALL_TIMEOUT_S = 900.0
 
@@ -48,7 +48,8 @@ def check(profile: HarnessProfile, root: Path | None = None) -> None:
     """Raises ConfigError when the harness is missing below `root` or is of another version."""
     prefix = prefix_of(profile, root)
     values = {"prefix": str(prefix), "arch": npm_arch()}
-    again = f"run: gyre setup {profile.name}"
+    known = profile.name in profile_names()
+    again = f"run: gyre setup {profile.name if known else f'/path/of/{profile.name}.toml'}"
     binary = Path(Template(profile.binary).substitute(values))
     if not os.access(binary, os.X_OK):
         raise ConfigError(f"harness {profile.name} {profile.install.version} is not installed ({binary}); {again}.")

@@ -82,8 +82,8 @@ def remove_cgroups(cgroups: list[Path]) -> list[Path]:
 
 
 def sweep_cgroups() -> None:
-    """Removes the empty cgroups that a killed runner left behind. A live runner's may be empty, too: it makes one before
-    a process joins it."""
+    """Removes the empty cgroups that a killed runner left behind. A live runner's may be empty, too: it makes one
+    before a process joins it."""
     v2 = (CGROUP_ROOT / "cgroup.controllers").exists()
     for parent in _parents(v2):
         for cgroup in parent.glob(f"{PREFIX}*"):

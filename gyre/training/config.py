@@ -1,15 +1,31 @@
 """Configuration of a trainer process."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from gyre.core.errors import ConfigError
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
 
 Precision = Literal["float32", "bfloat16"]
 """Of matrix products and attention. Parameters, gradients, optimizer state and everything published are fp32."""
+
+
+def require_trainable(model: Mapping[str, Any], where: str) -> None:
+    """`model`: what a Hugging Face config.json says. Raises ConfigError naming what Gyre's trainer cannot do."""
+    for field, allowed in (
+        ("model_type", ("qwen3", "qwen3_moe", "llama")),
+        ("hidden_act", ("silu",)),
+        ("attention_bias", (False,)),
+        ("mlp_bias", (False,)),
+        ("use_sliding_window", (False,)),
+    ):
+        value = model.get(field, allowed[0])
+        if value not in allowed:
+            raise ConfigError(f"{where}: {field}={value!r} cannot be trained, allowed: {', '.join(map(str, allowed))}")
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@
 `kind` chooses. Every process opens its own transport: it publishes under a directory of its own and reads from anyone.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,8 +27,7 @@ class MooncakeSection(
     trusted network or a network namespace only.
     """
 
-    protocol: str = "tcp"
-    """"tcp" or "rdma"."""
+    protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = ""
     """Names of the RDMA devices, separated by commas; "" leaves the choice to Mooncake."""
     stall_s: Annotated[float, Meta(gt=0)] = 1.5

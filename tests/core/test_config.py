@@ -53,7 +53,11 @@ def test_file_overrides_and_paths(tmp_path: Path) -> None:
         ("", ["inner.steps=no"], "inner.steps: expected `int`, got `str`"),
         ("", ["inner.steps"], "write it as section.key=value"),
         ("", ["model.x=1"], "model: expected"),
-        ("", ["part.kind=wing", "part.radius=1"], "part.radius is not a known key of kind 'wing'; allowed here: kind, s"),
+        (
+            "",
+            ["part.kind=wing", "part.radius=1"],
+            "part.radius is not a known key of kind 'wing'; allowed here: kind, s",
+        ),
         ("[part]\nradius = 2", [], "part.kind is missing; it must be one of: wheel, wing"),
         ("[inner", [], "is not valid TOML"),
         ("", ["inner.rate=nan"], "inner.rate = nan must be a finite number"),

@@ -23,6 +23,7 @@ QUICKSTART = str(REPOSITORY / "examples/quickstart.toml")
         ("tasks.root=nowhere", "nowhere"),
         ("harness.name=nobody", "nobody"),
         ("engine.kv_blocks=4", "holds less than one context"),
+        ("engine.max_batch_tokens=8", "engine.max_requests = 64 exceeds engine.max_batch_tokens = 8"),
         ("trainer.replay_routing=true", "trainer.replay_routing = true, but policy.model = "),
         ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide num_attention_heads = 4"),
         ("trainer.parallel.pipeline=3", "trainer.parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
@@ -51,6 +52,18 @@ def test_colocate_with_extra_dispatch_is_refused(tmp_path: Path, capsys: pytest.
     overrides = ["scheduler.policy=colocate", "scheduler.K=1", "scheduler.C_s=0", "scheduler.phi=0.5"]
     assert main(["train", QUICKSTART, *overrides, "--run-dir", str(tmp_path / "run")]) == 2
     assert "φ must be 0" in capsys.readouterr().err
+
+
+def test_a_model_in_several_files_is_accepted_and_one_that_cannot_be_trained_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        (model / name).touch()
+    (model / "config.json").write_text('{"model_type": "gpt2"}')
+    assert main(["train", QUICKSTART, f"policy.model={model}", "--run-dir", str(tmp_path / "run")]) == 2
+    assert f"{model}: model_type='gpt2' cannot be trained, allowed: qwen3, qwen3_moe, llama" in capsys.readouterr().err
 
 
 def test_a_broken_task_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

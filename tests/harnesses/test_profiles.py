@@ -139,7 +139,7 @@ def test_a_variant_changes_keys_and_shares_the_installation(tmp_path: Path) -> N
 
 def test_check_tells_missing_from_another_version(tmp_path: Path) -> None:
     profile = read_profile(write_profile(tmp_path, MINIMAL))
-    with pytest.raises(ConfigError, match=r"mine 1\.2 is not installed .*run: gyre setup mine"):
+    with pytest.raises(ConfigError, match=r"mine 1\.2 is not installed .*run: gyre setup /path/of/mine.toml"):
         check(profile, tmp_path)
     binary = prefix_of(profile, tmp_path) / "run"
     binary.parent.mkdir()

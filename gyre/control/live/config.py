@@ -28,7 +28,7 @@ from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.store import RunDir
-from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
+from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig, require_trainable
 from gyre.training.objective import ObjectiveConfig
 from gyre.trajectory.families import FAMILIES
 from gyre.transport import section as transport
@@ -224,8 +224,8 @@ def check(config: RunConfig, where: str) -> None:
         require(config.scheduler)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        if not (config.policy.model / name).is_file():
+    for name in ("config.json", "model*.safetensors", "tokenizer.json"):
+        if not any(config.policy.model.glob(name)):
             raise ConfigError(
                 f"{where}: policy.model = {config.policy.model} has no {name}; "
                 "give a Hugging Face model directory with safetensors weights and a tokenizer"
@@ -267,6 +267,7 @@ def check(config: RunConfig, where: str) -> None:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
+    require_trainable(sizes, f"{where}: policy.model = {config.policy.model}")
     if config.trainer.replay_routing and not expert_count(sizes):
         raise ConfigError(
             f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "

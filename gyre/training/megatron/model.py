@@ -21,6 +21,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gyre.core.errors import ConfigError
+from gyre.training.config import require_trainable
 from gyre.training.megatron.attention import NodeAttention, NodeParams
 from gyre.training.megatron.experts import ExpertSizes, SparseMlp, expert_sizes
 from gyre.training.megatron.pack import Pack
@@ -35,18 +36,7 @@ def read_config(model_dir: str) -> Any:
     if not (Path(model_dir) / "config.json").is_file():
         raise ConfigError(f"{model_dir} has no config.json: a Hugging Face model directory is needed")
     config = AutoConfig.from_pretrained(model_dir)
-    for field, allowed in (
-        ("model_type", ("qwen3", "qwen3_moe", "llama")),
-        ("hidden_act", ("silu",)),
-        ("attention_bias", (False,)),
-        ("mlp_bias", (False,)),
-        ("use_sliding_window", (False,)),
-    ):
-        value = getattr(config, field, allowed[0])
-        if value not in allowed:
-            raise ConfigError(
-                f"{model_dir}/config.json: {field}={value!r} cannot be trained, allowed: {', '.join(map(str, allowed))}"
-            )
+    require_trainable(config.to_dict(), f"{model_dir}/config.json")
     return config
 
 
