@@ -73,3 +73,10 @@ def test_the_latest_complete_checkpoint_counts(tmp_path: Path) -> None:
     latest = run.latest_checkpoint()
     assert latest is not None
     assert latest.version == 1_000_000
+
+
+def test_a_run_named_by_a_relative_path_has_absolute_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunDir.create(Path("run"), "")
+    run = RunDir.open(Path("run"))
+    assert (run.root, run.workspaces) == (tmp_path / "run", tmp_path / "run/workspaces")

@@ -3,25 +3,36 @@
 from pathlib import Path
 
 from gyre.control.base import Ticket
-from gyre.core.records import Outcome
+from gyre.core.errors import GyreError
+from gyre.core.records import Outcome, Validity
 from gyre.proxy.base import ProxyControl, SessionSpec
 from gyre.runner.base import Budgets, ExecutionSpec, Runner
 
 
 class LiveExecutions:
     def __init__(
-        self, proxy: ProxyControl, runner: Runner, tasks: dict[str, Path], harness: str, budgets: Budgets
+        self,
+        proxy: ProxyControl,
+        runner: Runner,
+        tasks: dict[str, Path],
+        harness: str,
+        budgets: Budgets,
+        most_idle: int,
     ) -> None:
+        """`most_idle`: executions in a row that may end without any work, before the run does."""
         self._proxy = proxy
         self._runner = runner
         self._tasks = tasks
         self._harness = harness
         self._budgets = budgets
+        self._most_idle = most_idle
+        self._idle = 0
 
     def harness(self, ticket: Ticket) -> str:  # noqa: ARG002  one harness runs every execution of a run
         return self._harness
 
     async def run(self, ticket: Ticket) -> Outcome:
+        """Raises GyreError when nothing works: training would go on with nothing but dummies."""
         execution_id = ticket.execution_id
         access = await self._proxy.open_session(SessionSpec(execution_id=execution_id, harness=self._harness))
         spec = ExecutionSpec(
@@ -41,4 +52,11 @@ class LiveExecutions:
             # The record is complete before the outcome exists: nothing is served while the evaluator works.
             await self._proxy.close_session(execution_id)
         report = await self._runner.wait(execution_id)
-        return report.outcome
+        outcome = report.outcome
+        self._idle = self._idle + 1 if outcome.validity is Validity.NO_WORK else 0
+        if self._idle >= self._most_idle:
+            raise GyreError(
+                f"the last {self._idle} executions did no work at all, {execution_id} because {outcome.message}; "
+                "remove the cause, then continue with gyre train --resume"
+            )
+        return outcome

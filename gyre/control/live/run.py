@@ -144,7 +144,14 @@ async def _train(
         config.scheduler,
         clock,
         ShuffledQueries(list(tasks), config.seed),
-        LiveExecutions(fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets),
+        LiveExecutions(
+            fleet.proxy,
+            fleet.runner,
+            tasks,
+            config.harness.name,
+            config.harness.budgets,
+            most_idle=config.scheduler.B * config.scheduler.N,
+        ),
         LiveMaterializer(
             store,
             state,
