@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gyre.cli.doctor import check_bwrap, check_namespaces, check_socat
 from gyre.cli.progress import Progress
 from gyre.cli.report import final_report
 from gyre.control.live.config import RunConfig, check
@@ -61,6 +62,9 @@ def preflight(config: RunConfig, where: str) -> None:
     check(config, where)
     load_tasks(config.tasks.root)
     check_harness(load_profile(config.harness.name), config.harness.root)
+    for sandboxes_need in (check_bwrap, check_namespaces, check_socat):
+        if not (found := sandboxes_need()).ok:
+            raise ConfigError(f"sandboxes cannot start: {found.name}: {found.found}; {found.advice}")
     if config.rollout.port:
         try:
             socket.create_server((LOOPBACK, config.rollout.port)).close()

@@ -81,6 +81,17 @@ def test_a_missing_harness_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "claude" in capsys.readouterr().err
 
 
+def test_a_machine_on_which_no_sandbox_can_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\n[ $1 = --version ] || { echo no permissions to create a namespace >&2; exit 1; }\n")
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run")]) == 2
+    assert "sandboxes cannot start: namespaces: no permissions to create a namespace; run as" in capsys.readouterr().err
+
+
 def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
