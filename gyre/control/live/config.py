@@ -6,7 +6,7 @@ directory.
 
 import random
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -117,7 +117,7 @@ class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
-    J_max: Positive | None = 5
+    J_max: Positive | Literal["all"] = 5
     """Trajectories per execution."""
     micro_step_tokens: Positive = 4096
     """Token budget of one forward pass of one replica. What several rows of a pass begin with counts once."""

@@ -155,7 +155,7 @@ async def _train(
         LiveMaterializer(
             store,
             state,
-            j_max=config.admission.J_max,
+            j_max=None if config.admission.J_max == "all" else config.admission.J_max,
             budget_tokens=config.admission.micro_step_tokens,
             replicas=config.trainer.parallel.data,
             share_prefixes=config.trainer.share_prefixes,

@@ -1,0 +1,53 @@
+"""docs/configuration.md names every key of a run's configuration, with its default, and no other."""
+
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gyre.control.live.config import RunConfig
+
+PAGE = Path(__file__).parents[2] / "docs/configuration.md"
+
+
+def keys_of(kind: Any, section: str) -> dict[str, str]:
+    """Key, with its section and kind, → default as the page writes it."""
+    found: dict[str, str] = {}
+    hints = typing.get_type_hints(kind)
+    for field in msgspec.structs.fields(kind):
+        annotation = hints[field.name]
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
+        for struct in structs:
+            name = f"{section}.{field.name}".strip(".")
+            tag = struct.__struct_config__.tag
+            found |= keys_of(struct, f"{name}:{tag}" if tag else name)
+        if not structs:
+            found[f"{section}.{field.name}".strip(".")] = written(field)
+    return found
+
+
+def written(field: Any) -> str:
+    if field.required:
+        return "–"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return "none" if value is None else f"`{msgspec.json.encode(value).decode()}`"
+
+
+def keys_on_the_page() -> dict[str, str]:
+    found: dict[str, str] = {}
+    section = ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            name, kind = re.search(r"`\[(.+?)\]`", line), re.search(r'`kind = "(\w+)"`', line)
+            section = (name[1] if name else "") + (f":{kind[1]}" if kind else "")
+        elif row := re.match(r"\| `(\w+)` \| (.+?) \|", line):
+            found[f"{section}.{row[1]}".strip(".")] = row[2]
+    return found
+
+
+def test_the_page_has_every_key_with_its_default() -> None:
+    assert keys_on_the_page() == keys_of(RunConfig, "")
