@@ -1,16 +1,22 @@
-"""docs/configuration.md names every key of a run's configuration, with its default, and no other."""
+"""docs/configuration.md names every key of a run's configuration, with its default, and no other; what docs show in TOML
+loads."""
 
 import re
+import tomllib
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from gyre.control.live.config import RunConfig
+from gyre.core.config import decode
+from gyre.harnesses import load_profile
 
-PAGE = Path(__file__).parents[2] / "docs/configuration.md"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs/configuration.md"
 
 
 def keys_of(kind: Any, section: str) -> dict[str, str]:
@@ -51,3 +57,27 @@ def keys_on_the_page() -> dict[str, str]:
 
 def test_the_page_has_every_key_with_its_default() -> None:
     assert keys_on_the_page() == keys_of(RunConfig, "")
+
+
+def toml_of(page: str) -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", (REPOSITORY / "docs" / page).read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["cluster.md", "engines.md", "training.md"])
+def test_sections_that_a_page_shows_load_in_the_quickstart(page: str) -> None:
+    quickstart = tomllib.loads((REPOSITORY / "examples/quickstart.toml").read_text())
+    blocks = toml_of(page)
+    assert blocks
+    for block in blocks:
+        shown = tomllib.loads(block)
+        chosen = [section for section, values in shown.items() if "kind" in values]
+        for section in chosen:
+            quickstart.pop(section, None)
+        merged = quickstart | {section: quickstart.get(section, {}) | values for section, values in shown.items()}
+        decode(merged, RunConfig, where=page, base=REPOSITORY / "examples")
+
+
+def test_the_agent_that_a_page_shows_is_a_profile_and_a_program(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(toml_of("harnesses.md")[0])
+    profile = load_profile(str(tmp_path / "mine.toml"))
+    compile(profile.files["agent.py"], "agent.py", "exec")
