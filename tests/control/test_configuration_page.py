@@ -1,5 +1,4 @@
-"""docs/configuration.md names every key of a run's configuration, with its default, and no other; what docs show in TOML
-loads."""
+"""docs/configuration.md names every key of a run's configuration, with its default, and no other; TOML in docs loads."""
 
 import re
 import tomllib
