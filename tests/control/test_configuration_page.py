@@ -1,4 +1,4 @@
-"""docs/configuration.md names every key of a run's configuration, with its default, and no other; TOML in docs loads."""
+"""docs/configuration.md names every key of a run's configuration, with its default; TOML in docs loads."""
 
 import re
 import tomllib
