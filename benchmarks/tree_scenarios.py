@@ -2,7 +2,7 @@
 
 A rendered message is its `ids`; a prompt is its messages' ids and then HEADER, after which the policy samples. What it
 sampled is `output`; the `ids` of an assistant message are what a re-rendering of the history makes of it, which in
-"drift" lacks two tokens (as when thinking is dropped or JSON is spaced differently, notes on peers).
+"drift" lacks two tokens (as when thinking is dropped or JSON is spaced differently).
 """
 
 import json

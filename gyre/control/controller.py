@@ -1,4 +1,4 @@
-"""The only brain of a run: small tasks that share one `Board`, for the live run and the simulator alike (DESIGN §3).
+"""The only brain of a run: small tasks that share one `Board`, for the live run and the simulator alike.
 
 Tasks: launcher (starts queued executions), one per execution, joins (moves cells into training), packer (fills the
 batch), one per training cell (claims micro-steps), and the training loop, which decides when the run is over.

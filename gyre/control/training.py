@@ -1,6 +1,6 @@
 """The training loop: one batch after the other, an update each, a publication after the last one of a burst.
 
-Order at a burst's end (paper §4.2, DESIGN §9): final update → satellites return → copy for a checkpoint → publication →
+Order at a burst's end (paper §4.2): final update → satellites return → copy for a checkpoint → publication →
 the core stays or leaves → dispatch. The checkpoint is written meanwhile.
 """
 

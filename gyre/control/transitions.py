@@ -1,4 +1,4 @@
-"""Role transitions of cells, serial and in prefix order, in exactly the order of DESIGN §4; owner of the trainers.
+"""Role transitions of cells, serial and in prefix order, in the order of docs/transitions.md; owner of the trainers.
 
 R→T: stop admitting → leave_rollout (calls move elsewhere) → enter_training (pull the core's weights of this batch) →
 register → claim. T→R mirrors it: stop claiming → leave_training → enter_rollout → admit.

@@ -1,4 +1,4 @@
-"""The event journal: every fact of a run, append-only and typed (DESIGN §3, rule 3).
+"""The event journal: every fact of a run, append-only and typed (docs/run-directory.md).
 
 `t` is seconds on the run's clock. Readers (progress, inspect, plots, resume) decode `Event` and ignore nothing.
 """

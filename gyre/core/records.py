@@ -13,7 +13,7 @@ from gyre.core.routing import Routing
 
 
 class RoleClass(StrEnum):
-    """Role of a trajectory in its execution, highest admission priority first (paper §5.3, DESIGN §1)."""
+    """Role of a trajectory in its execution, highest admission priority first (paper §5.3)."""
 
     MAIN = "main"
     MAIN_SUMMARY = "main-summary"
@@ -78,7 +78,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(StrEnum):
-    """Why an execution does or does not train (DESIGN §6, §8)."""
+    """Why an execution does or does not train (docs/outcomes.md)."""
 
     VALID = "valid"
     """A designated assessment exists; zero is a reward like any other."""

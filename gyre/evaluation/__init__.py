@@ -1,4 +1,4 @@
-"""Grading of preserved workspaces (DESIGN §8)."""
+"""Grading of preserved workspaces (docs/outcomes.md)."""
 
 from gyre.evaluation.artifact import digest
 from gyre.evaluation.evaluator import EVALUATOR, Evaluator, Preserved

@@ -1,4 +1,4 @@
-"""Unmodified agent harnesses, described as data: a new one is a profile, not code (DESIGN §5)."""
+"""Unmodified agent harnesses, described as data: a new one is a profile, not code (docs/architecture.md)."""
 
 from gyre.harnesses.install import check, default_root, install, prefix_of
 from gyre.harnesses.launch import HarnessLaunch, prepare

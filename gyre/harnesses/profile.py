@@ -1,4 +1,4 @@
-"""A harness profile: how to install, check, start and recognise one harness (notes/harnesses.md).
+"""A harness profile: how to install, check, start and recognise one harness (docs/harnesses.md).
 
 Profiles are the TOML files in `profiles/`. Their texts are `string.Template`s: `${name}` is replaced, `$$` is a `$`.
 A profile with `variant_of` is another one with some keys changed: another API of the same program, or another version.

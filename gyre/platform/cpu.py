@@ -3,7 +3,7 @@
 Megatron asks torch for "the current CUDA device" wherever it allocates, so that one question is answered with the CPU.
 A few of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
 One function asserts a CUDA type name and is replaced. Nothing is patched per operator, so a forward or backward pass
-costs what it costs without this module (notes/training.md §2.3; measured in tests/platform/test_cpu.py).
+costs what it costs without this module (measured in tests/platform/test_cpu.py).
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Takes the KV of a call from the engine that it leaves to the one where it goes on (DESIGN §4, role transition).
+"""Takes the KV of a call from the engine that it leaves to the one where it goes on (docs/transitions.md).
 
 The source offers → the destination pulls and confirms → the source drops the offer. Whatever fails, the answer is the
 same: the call goes on without KV and its context is computed anew.

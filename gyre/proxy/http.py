@@ -1,4 +1,4 @@
-"""The HTTP routes that harnesses see: `/x/{secret}/…`, one secret and one key per execution (DESIGN §5).
+"""The HTTP routes that harnesses see: `/x/{secret}/…`, one secret and one key per execution (docs/architecture.md).
 
 Everything a request can do wrong is answered in the native shape of its API, before anything is recorded. Clients
 differ in whether their base URL includes `/v1`, so every route exists with and without it.

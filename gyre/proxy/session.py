@@ -1,4 +1,4 @@
-"""The session of one execution: its tree, its running calls, its retries (DESIGN §5).
+"""The session of one execution: its tree, its running calls, its retries (docs/architecture.md).
 
 A call is prepared, generated and committed. `begin` (prepare) and `TrajectoryTree.commit` are synchronous: between them
 nothing else runs, so the event loop is the lock, and generation holds none. A call that fails before a token was

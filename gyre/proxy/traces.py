@@ -1,4 +1,4 @@
-"""Reads recorded traffic: one HTTP exchange of a harness per line (notes/harnesses.md §11).
+"""Reads recorded traffic: one HTTP exchange of a harness per line (docs/harnesses.md).
 
 A recorded answer becomes what the policy said: text, reasoning and calls, and whether the harness got all of it.
 """

@@ -11,7 +11,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Separate deadlines, in seconds (DESIGN §8). A harness timeout is scored; an overall timeout excludes."""
+    """Separate deadlines, in seconds (docs/outcomes.md). A harness timeout is scored; an overall timeout excludes."""
 
     boot_s: Seconds = 60.0
     harness_s: Seconds = 300.0

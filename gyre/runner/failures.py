@@ -1,4 +1,4 @@
-"""What a failure means: retry? grade? train? (DESIGN §8), and the outcome that follows. Pure.
+"""What a failure means: retry? grade? train? (docs/outcomes.md), and the outcome that follows. Pure.
 
 Only the designated assessment decides whether an execution is valid; how its harness ended does not.
 """

@@ -1,4 +1,4 @@
-"""Isolation of harnesses and verifiers (DESIGN §8)."""
+"""Isolation of harnesses and verifiers (docs/outcomes.md)."""
 
 from gyre.sandboxes.base import PROXY_URL, ExecResult, Limits, Mount, Sandbox, SandboxSpec
 from gyre.sandboxes.bubblewrap import BubblewrapSandbox

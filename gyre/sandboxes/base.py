@@ -1,4 +1,4 @@
-"""What Gyre needs from an isolated place to run a harness or a verifier (DESIGN §8; tasks-and-sandboxes notes §1).
+"""What Gyre needs from an isolated place to run a harness or a verifier (docs/tasks.md).
 
 Inside, paths are those of the Harbor format: the work directory (default /app), /logs/{agent,artifacts,verifier}, a
 home and /tmp, all kept on the host under `SandboxSpec.root` after the sandbox is closed. The system is read-only, the

@@ -1,4 +1,4 @@
-"""`[scheduler]`: what a step is, how much may be in flight, and which cells exist (paper §2.2, §4; DESIGN §4).
+"""`[scheduler]`: what a step is, how much may be in flight, and which cells exist (paper §2.2, §4).
 
 Names are the paper's. `problems` is pure and returns every reason to refuse; `require` raises the first one.
 """

@@ -1,4 +1,4 @@
-"""The run directory and its database: the one place where facts of a run are kept (DESIGN §9)."""
+"""The run directory and its database: the one place where facts of a run are kept (docs/run-directory.md)."""
 
 from gyre.store.rundir import Checkpoint, RunDir
 from gyre.store.store import RunStore

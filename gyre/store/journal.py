@@ -1,7 +1,7 @@
 """Reading a journal that a run and its resumptions wrote one after the other.
 
 A resumption starts with `RunStarted(resumed_from=v)`: it goes on from the checkpoint of version v, so what the parts
-before it did beyond v is history and not part of the surviving line (DESIGN §9). Pure functions of the events.
+before it did beyond v is history and not part of the surviving line. Pure functions of the events.
 """
 
 from collections.abc import Iterable

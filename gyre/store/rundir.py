@@ -1,4 +1,4 @@
-"""The paths of a run directory (DESIGN §9): `config.toml`, `gyre.sqlite`, `checkpoints/`, `workspaces/`, `logs/`."""
+"""The paths of a run directory: `config.toml`, `gyre.sqlite`, `checkpoints/`, `workspaces/`, `logs/`."""
 
 import fcntl
 import re

@@ -1,4 +1,4 @@
-"""The run database: journal, call records, assessments and outcomes in one SQLite file (DESIGN §9).
+"""The run database: journal, call records, assessments and outcomes in one SQLite file (docs/run-directory.md).
 
 Several processes have it open: the controller appends events, proxy workers put records, runners put assessments and
 outcomes, and any tool reads. Every `append` and `put_*` is one transaction: when it returns, the row survives kill -9.

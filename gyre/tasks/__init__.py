@@ -1,4 +1,4 @@
-"""Harbor-format task directories (DESIGN §8)."""
+"""Harbor-format task directories (docs/tasks.md)."""
 
 from gyre.tasks.load import load_task, load_tasks
 from gyre.tasks.task import Task, TaskLimits

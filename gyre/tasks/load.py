@@ -1,6 +1,6 @@
-"""Reads Harbor-format task directories: task.toml, instruction.md, environment/, tests/test.sh, solution/.
+"""Reads task directories (docs/tasks.md): task.toml, instruction.md, environment/, tests/test.sh, solution/.
 
-Format: notes of Harbor 0.26 (schema 1.x). There is no image here: a Dockerfile is ignored when the task brings its
+Format: that of Harbor 0.26 (schema 1.x). There is no image here: a Dockerfile is ignored when the task brings its
 initial files in environment/workspace/, and a task that needs its image is refused. The network is always off.
 """
 

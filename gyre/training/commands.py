@@ -1,4 +1,4 @@
-"""The command stream of a cell with several ranks: its leader writes, its other ranks follow (DESIGN §7).
+"""The command stream of a cell with several ranks: its leader writes, its other ranks follow (docs/training.md).
 
 Lives in the rendezvous store and not in a process group: a rank may wait here for hours, and nobody posts a receive
 before the stream says that data are coming. The controller talks to the leader (rank 0) only.

@@ -1,4 +1,4 @@
-"""Prefix groups: the process groups over which cells 0..k−1 sum their gradients to the core (DESIGN §7).
+"""Prefix groups: the process groups over which cells 0..k−1 sum their gradients to the core (docs/training.md).
 
 Groups are raw ones (`transport.groups`) on a rendezvous store that the controller serves, because membership changes
 while the world of a cell must not. A group is named by (generation, k): the controller raises the generation

@@ -1,6 +1,6 @@
 """Gives the memory of tensors back while keeping the tensor objects, their views and everything that refers to them.
 
-Process groups, modules and optimizers survive a role transition; only storages come and go (DESIGN §4).
+Process groups, modules and optimizers survive a role transition; only storages come and go (docs/transitions.md).
 """
 
 from collections.abc import Iterable

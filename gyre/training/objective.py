@@ -1,4 +1,4 @@
-"""The execution-level objective of the paper (Eq. 5–6, DESIGN §6) as pure functions of tensors.
+"""The execution-level objective of the paper (Eq. 5–6) as pure functions of tensors.
 
 Shape suffix `_U`: targets of *one execution*, in any fixed order over all its rows; U = L_i unless a function says that
 it takes any subset. Nothing here knows rows: the result depends on the target set alone.

@@ -1,4 +1,4 @@
-"""Streaming 1F1B: a pipeline schedule with an open-ended number of packs of any length (DESIGN §7).
+"""Streaming 1F1B: a pipeline schedule with an open-ended number of packs of any length (docs/training.md).
 
 Every stage executes the same sequence of `train`, `score` and `drain`. A stage keeps up to w = stages after it packs in
 flight; in steady state each `train` is one forward and the backward of the oldest pack. After each call every message

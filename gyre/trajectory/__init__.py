@@ -1,4 +1,4 @@
-"""The trajectory plane: from model calls to rows for the trainer. Pure: no I/O, no clock, no asyncio (DESIGN §5, §6).
+"""The trajectory plane: from model calls to rows for the trainer. Pure: no I/O, no clock, no asyncio.
 
 Reading order: conversation → render, lexer, syntax, stream_parse (messages ↔ tokens) → canonical, history (is this a
 turn we know?) → node, tree (prepare, commit, records) → roles → admission → rows, advantage → packing → microstep.

@@ -1,4 +1,4 @@
-"""Which trajectories of an execution train, and on which tokens (paper §5.3, DESIGN §6 "Admission").
+"""Which trajectories of an execution train, and on which tokens (paper §5.3).
 
 Draw one trajectory at a time: the highest role class that still has a leaf with unmasked targets; in it one leaf with
 probability proportional to its unmasked targets. These targets are then frozen for that trajectory and its whole

@@ -1,4 +1,4 @@
-"""When are two messages the same? Harnesses rewrite what they echo (notes/harnesses.md §4); tokens must not care.
+"""When are two messages the same? Harnesses rewrite what they echo (docs/harnesses.md); tokens must not care.
 
 Emitted assistant turns are compared with their echoes by meaning: arguments as parsed objects the way JavaScript would
 re-serialise them, text without surrounding whitespace, reasoning not at all. Every difference is named and counted.

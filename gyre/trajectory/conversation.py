@@ -1,6 +1,6 @@
 """The canonical conversation: what every wire dialect is translated to, and what templates are rendered from.
 
-Canonical form (DESIGN §5, notes on mutations): content is one string per message (text blocks joined by a newline,
+Canonical form (docs/harnesses.md): content is one string per message (text blocks joined by a newline,
 empty and whitespace-only blocks dropped), arguments are parsed objects, transport fields (cache_control, metadata) are
 gone.
 """

@@ -1,4 +1,4 @@
-"""Finding a request's history among the turns that the policy emitted (DESIGN §5 "Tool ids", notes/harnesses.md §4).
+"""Finding a request's history among the turns that the policy emitted (docs/harnesses.md).
 
 A turn is remembered with the messages that led to it. A conversation continues the deepest turn whose whole context it
 repeats: emitted turns match by tool-call id, or by text where they called no tool; all other messages by content.

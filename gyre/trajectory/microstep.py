@@ -1,4 +1,4 @@
-"""The unit of training work: rows of executions, packed into micro-steps (DESIGN §6).
+"""The unit of training work: rows of executions, packed into micro-steps (docs/objective.md).
 
 Shapes: `_T` tokens of a row; targets of a row are indexed by position in the row, ascending.
 """
@@ -42,7 +42,7 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
 
     Packs of different executions may go to different replicas of the cell. One pack for a replica: a single
     forward–backward. More packs: an exact no-grad scoring pass over all of them comes first, because the clip of an
-    execution needs all its log-probs before its first backward (DESIGN §6).
+    execution needs all its log-probs before its first backward (docs/objective.md).
     """
 
     micro_step_id: str

@@ -1,4 +1,4 @@
-"""Rows of executions packed into micro-steps of a token budget, balanced by compute cost (DESIGN §6 "Packing buffer").
+"""Rows of executions packed into micro-steps of a token budget, balanced by compute cost (docs/objective.md).
 
 An execution's rows share one micro-step, so that its clip sees all its log-probs. Tokens and cost are those of packed
 trees: what several rows of a pack begin with counts once, within an execution and between executions of the group.

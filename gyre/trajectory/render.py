@@ -1,4 +1,4 @@
-"""Messages to tokens and back, for one model family (DESIGN §5, notes on token fidelity).
+"""Messages to tokens and back, for one model family (docs/exactness.md).
 
 `ChatRenderer` wraps the `renderers` library, which knows the chat templates as code. It never loads anything: the
 tokenizer is passed in. A bridge renders only what is new after a stored path, so tokens that the policy sampled are
@@ -28,7 +28,7 @@ _HARMONY = {"<|start|>": Mark.START, "<|channel|>": Mark.CHANNEL, "<|message|>":
 
 
 class RenderError(GyreError):
-    """The chat template could not render a conversation; the call fails before its first byte (DESIGN §5)."""
+    """The chat template could not render a conversation; the call fails before its first byte (docs/exactness.md)."""
 
 
 class ChatRenderer:

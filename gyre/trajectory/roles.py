@@ -1,6 +1,6 @@
-"""Which role class does a call have? Profiles are data; this is the one decision that reads them (DESIGN §5).
+"""Which role class does a call have? Profiles are data; this is the one decision that reads them (docs/exactness.md).
 
-Order of evidence (notes/harnesses.md §9): model name, headers and metadata first, then text markers, then divergence of
+Order of evidence (docs/harnesses.md): model name, headers and metadata first, then text markers, then divergence of
 the system prompt from the execution's main one. Sub-agent and compaction request are independent; together they give
 the four role classes. Auxiliary calls (titles, memory extraction) are recognised before anything else.
 """

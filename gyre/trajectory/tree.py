@@ -1,4 +1,4 @@
-"""The trajectory tree of one execution: prepare → (generate elsewhere) → commit (DESIGN §5 "Tokens", paper §5.1).
+"""The trajectory tree of one execution: prepare → (generate elsewhere) → commit (paper §5.1).
 
 `prepare` changes nothing; `commit` validates first and then appends. So a failed or abandoned call leaves the tree
 bit-identical (case T11). Memory is O(unique tokens) for tokens and O(unique messages) for text. A call costs work for

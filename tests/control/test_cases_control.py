@@ -1,4 +1,4 @@
-"""Public cases of batch arithmetic, in the real controller over random worlds (notes/cases: T23, T24)."""
+"""Public cases of batch arithmetic, in the real controller over random worlds (T23, T24)."""
 
 import pytest
 from control_worlds import World, of

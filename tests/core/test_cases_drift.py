@@ -1,4 +1,4 @@
-"""Trainer and engine drift apart: ratio histograms and the alarm on the slope (notes/cases: T27)."""
+"""Trainer and engine drift apart: ratio histograms and the alarm on the slope (T27)."""
 
 import math
 

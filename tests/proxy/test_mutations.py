@@ -1,4 +1,4 @@
-"""Every row of the mutation table (notes/harnesses.md §4): what harnesses do to a turn before they send it back.
+"""Every row of the mutation table (docs/harnesses.md): what harnesses do to a turn before they send it back.
 
 Each case replays two exchanges through the session code. The turn must keep its sampled tokens: one path, nothing
 encoded twice. What differs is counted as drift.

@@ -1,4 +1,4 @@
-"""What the dialects read: the shapes that harnesses really send (notes/harnesses.md §3–§8)."""
+"""What the dialects read: the shapes that harnesses really send (docs/harnesses.md)."""
 
 from typing import Any
 

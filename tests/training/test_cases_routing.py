@@ -1,4 +1,4 @@
-"""notes/cases T27, routing replay from end to end: a policy with experts is sampled by the local engine through the
+"""Case T27, routing replay from end to end: a policy with experts is sampled by the local engine through the
 proxy over HTTP, stored, read again, and trained by Megatron."""
 
 import asyncio

@@ -67,7 +67,7 @@ class World(msgspec.Struct):
         return total, {token: float(p.grad) for token, p in table.items() if p.grad is not None}
 
     def brute_force(self, admitted: dict[str, set[int]]) -> tuple[float, dict[int, float]]:
-        """DESIGN §6, in plain floats, from sets of tokens."""
+        """docs/objective.md, in plain floats, from sets of tokens."""
         recorded = {
             token: p
             for tree in self.trees.values()

@@ -16,7 +16,7 @@ targets = st.lists(st.tuples(logprob, st.floats(-3.0, 3.0)), min_size=1, max_siz
 
 
 def brute_force(current: list[float], behaviour: list[float], advantage: float) -> tuple[float, list[float]]:
-    """(Σ ℓ_u, ∂Σℓ/∂log π_u) straight from the formulas of DESIGN §6."""
+    """(Σ ℓ_u, ∂Σℓ/∂log π_u) straight from the formulas of docs/objective.md."""
     ratios = [math.exp(c - b) for c, b in zip(current, behaviour, strict=True)]
     s = math.exp(sum(math.log(r) for r in ratios) / len(ratios))
     m = 0.0 if (advantage > 0 and s > 1.005) or (advantage < 0 and s < 0.995) else 1.0

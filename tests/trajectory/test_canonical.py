@@ -1,4 +1,4 @@
-"""One case per row of the mutation table (notes/harnesses.md §4): the echo is the same turn, and drift says how."""
+"""One case per row of the mutation table (docs/harnesses.md): the echo is the same turn, and drift says how."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Markers as a profile would give them, and the facts of notes/harnesses.md §9."""
+"""Markers as a profile would give them, and the facts of docs/harnesses.md."""
 
 import msgspec
 import pytest

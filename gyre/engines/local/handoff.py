@@ -1,4 +1,4 @@
-"""KV of a token prefix, out of one engine's paged memory and into another one's (DESIGN §4). *Paused* on both sides.
+"""KV of a token prefix, out of one engine's paged memory and into another one's. *Paused* on both sides.
 
 Only whole blocks travel, and they arrive as cached blocks that no request holds: the next request with this prefix
 finds them like any other, and memory pressure evicts them like any other. Where the engine keeps the experts that

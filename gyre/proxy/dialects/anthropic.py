@@ -1,4 +1,4 @@
-"""Anthropic Messages: `POST /v1/messages`, streaming and not (notes/harnesses.md §5, §8)."""
+"""Anthropic Messages: `POST /v1/messages`, streaming and not (docs/harnesses.md)."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain

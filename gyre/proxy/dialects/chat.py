@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: `POST /v1/chat/completions`, streaming and not (notes/harnesses.md §7, §8)."""
+"""OpenAI Chat Completions: `POST /v1/chat/completions`, streaming and not (docs/harnesses.md)."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""OpenAI Responses: `POST /v1/responses`, request side and JSON answers (notes/harnesses.md §6, §8)."""
+"""OpenAI Responses: `POST /v1/responses`, request side and JSON answers (docs/harnesses.md)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal

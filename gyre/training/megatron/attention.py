@@ -46,7 +46,7 @@ def attention_over(nodes: tuple[Node, ...], device: torch.device) -> Attend:
 
 class NodeAttention(torch.nn.Module):
     """Core attention of a Megatron layer. Computes the scores inside the tree and no others: a dense mask over the
-    pack would cost T² of them (notes/training.md §7)."""
+    pack would cost T² of them."""
 
     def __init__(self, config: Any, **_: Any) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 With shared prefixes the rows become trees: a prefix that several rows begin with is laid out, and computed, once. Equal
 ids at equal positions after equal ids have equal hidden states, so loss and gradients are those of separate rows
-(packed-tree training, DESIGN §6).
+(docs/training.md, Packs).
 
 Shapes: `_T` tokens of the pack, `_U` targets of the pack (row after row, ascending inside a row), `L` layers with
 experts, `k` experts per token.
