@@ -91,9 +91,9 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
             of_kind = f" of {tag} {data[tag]!r}" if tag in data else ""
             allowed = ", ".join(sorted(known))
             raise ConfigError(f"{where}: {full} is not a known key{of_kind}; {hint}allowed here: {allowed}")
-        allowed_values = typing.get_args(known[key]) if typing.get_origin(known[key]) is typing.Literal else (value,)
-        if value not in allowed_values:
-            raise ConfigError(f"{where}: {full} = {value!r} must be one of: {', '.join(map(str, allowed_values))}")
+        choices = _choices(known[key])
+        if choices and isinstance(value, str) and value not in choices:
+            raise ConfigError(f"{where}: {full} = {value!r} must be one of: {', '.join(choices)}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{where}: {full} = {value} must be a finite number")
         if isinstance(value, dict) and (structs := _structs_of(known[key])):
@@ -101,6 +101,14 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
             _check_keys(
                 value, structs[0] if len(structs) == 1 else _chosen(value, structs, where, nested), where, nested
             )
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The texts that an annotation with a Literal allows, beside values of other types."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return arguments
+    return tuple(choice for argument in arguments for choice in _choices(argument))
 
 
 def _structs_of(annotation: Any) -> list[type]:

@@ -165,6 +165,13 @@ def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None
     assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"version": 4}
 
 
+def test_export_into_what_cannot_be_written_is_one_sentence(run: RunDir) -> None:
+    run.checkpoint_path(1).mkdir()
+    (run.checkpoint_path(1) / "trainer.json").touch()
+    with pytest.raises(ConfigError, match=r"/proc/none cannot be written \(.*\): choose another directory for --hf"):
+        export(run.root, Path("/proc/none"))
+
+
 def test_export_needs_a_checkpoint_and_an_empty_directory(run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no complete checkpoint"):
         export(run.root, tmp_path / "hf")
