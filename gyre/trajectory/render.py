@@ -23,6 +23,10 @@ from gyre.trajectory.wire import kimi_ids, one_call_each, wire_messages, wire_to
 BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
 
+_READABLE = ("ok", "unknown_tool", "invalid_json")
+"""Statuses of calls that their tool can judge, if the arguments are a mapping. "invalid_json": XML markup does not tell
+text from JSON; an argument that is no JSON is text, as inference servers have it, whatever the tool's schema says."""
+
 _THINK = {"<think>": Mark.THINK_OPEN, "</think>": Mark.THINK_CLOSE}
 _HARMONY = {"<|start|>": Mark.START, "<|channel|>": Mark.CHANNEL, "<|message|>": Mark.BODY, "<|end|>": Mark.END}
 
@@ -196,7 +200,7 @@ class ChatRenderer:
             arguments = call_arguments(call.arguments)
             status = str(call.status)
             name = call.name if isinstance(call.name, str) else ""  # Llama's JSON may name a call anything
-            ok = status in ("ok", "unknown_tool") and bool(name) and can_be_sent(name, arguments)
+            ok = status in _READABLE and bool(name) and can_be_sent(name, arguments)
             calls.append(ParsedCall(name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
         return tuple(calls)
 
