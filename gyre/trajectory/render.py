@@ -85,8 +85,11 @@ class ChatRenderer:
         if self._generic or not new or any(message["role"] == "assistant" for message in new):
             return self._bridge_by_template(output_ids, conversation, start)
         prompt, output = list(prompt_ids[-BRIDGE_TAIL:]), list(output_ids)
+        # gpt-oss: the library closes a message that was cut, and would close one that was cut at its end again.
+        closed = bool(output) and self._marks[0].get(output[-1]) is Mark.END
+        sampled = output[:-1] if closed else output
         try:
-            bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=wire_tools(conversation.tools))
+            bridged = self._renderer.bridge_to_next_turn(prompt, sampled, new, tools=wire_tools(conversation.tools))
         except Exception as error:
             raise RenderError(f"The {self.family} template failed on new messages: {error}") from error
         path = prompt + output
@@ -182,7 +185,7 @@ class ChatRenderer:
                 return None
             end = self._stops(full)[before]
         # Without an end token of its own, a turn is ended by the first token of the next message (GLM).
-        ending = self._stop if own_end else full[end : end + 1]
+        ending = [*full[end : end + 1], *(self._stop if own_end else ())]
         closed = bool(output_ids) and output_ids[-1] in ending
         return full[end + 1 :] if closed else full[end:]
 
