@@ -64,15 +64,21 @@ def read_trace(path: Path) -> Iterator[Exchange]:
             entry = msgspec.json.decode(line, type=_Line)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}:{number} is not a recorded exchange ({error}).") from error
-        offered = entry.request.get("tools")
-        if isinstance(offered, str) and (found := _SAME_TOOLS.search(offered)):
-            offered = entry.request["tools"] = tools[int(found[1])]
-        tools[entry.seq] = offered
         route = entry.path.partition("?")[0]
         dialect = next((name for ending, name in DIALECT_PATHS.items() if route.endswith(ending)), None)
         if dialect is None:
             raise ConfigError(f"{path}:{number} calls {entry.path}, which is no route of a model API.")
-        answer = read_answer(dialect, entry.response)
+        offered = entry.request.get("tools")
+        try:
+            if isinstance(offered, str) and (found := _SAME_TOOLS.search(offered)):
+                offered = entry.request["tools"] = tools[int(found[1])]
+            answer = read_answer(dialect, entry.response)
+        except (AttributeError, LookupError, TypeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"{path}:{number} has tools or an answer that {dialect} does not know ({problem})."
+            ) from error
+        tools[entry.seq] = offered
         if answer is not None and entry.client_gone_at is not None:
             answer.complete = False
         yield Exchange(seq=entry.seq, dialect=dialect, headers=entry.headers, request=entry.request, answer=answer)

@@ -23,6 +23,10 @@ from gyre.trajectory.wire import kimi_ids, one_call_each, wire_messages, wire_to
 BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
 
+_READABLE = ("ok", "unknown_tool", "invalid_json")
+"""Statuses of calls that their tool can judge, if the arguments are a mapping. "invalid_json": XML markup does not tell
+text from JSON; an argument that is no JSON is text, as inference servers have it, whatever the tool's schema says."""
+
 _THINK = {"<think>": Mark.THINK_OPEN, "</think>": Mark.THINK_CLOSE}
 _HARMONY = {"<|start|>": Mark.START, "<|channel|>": Mark.CHANNEL, "<|message|>": Mark.BODY, "<|end|>": Mark.END}
 
@@ -81,8 +85,11 @@ class ChatRenderer:
         if self._generic or not new or any(message["role"] == "assistant" for message in new):
             return self._bridge_by_template(output_ids, conversation, start)
         prompt, output = list(prompt_ids[-BRIDGE_TAIL:]), list(output_ids)
+        # gpt-oss: the library closes a message that was cut, and would close one that was cut at its end again.
+        closed = bool(output) and self._marks[0].get(output[-1]) is Mark.END
+        sampled = output[:-1] if closed else output
         try:
-            bridged = self._renderer.bridge_to_next_turn(prompt, output, new, tools=wire_tools(conversation.tools))
+            bridged = self._renderer.bridge_to_next_turn(prompt, sampled, new, tools=wire_tools(conversation.tools))
         except Exception as error:
             raise RenderError(f"The {self.family} template failed on new messages: {error}") from error
         path = prompt + output
@@ -178,7 +185,7 @@ class ChatRenderer:
                 return None
             end = self._stops(full)[before]
         # Without an end token of its own, a turn is ended by the first token of the next message (GLM).
-        ending = self._stop if own_end else full[end : end + 1]
+        ending = [*full[end : end + 1], *(self._stop if own_end else ())]
         closed = bool(output_ids) and output_ids[-1] in ending
         return full[end + 1 :] if closed else full[end:]
 
@@ -196,7 +203,7 @@ class ChatRenderer:
             arguments = call_arguments(call.arguments)
             status = str(call.status)
             name = call.name if isinstance(call.name, str) else ""  # Llama's JSON may name a call anything
-            ok = status in ("ok", "unknown_tool") and bool(name) and can_be_sent(name, arguments)
+            ok = status in _READABLE and bool(name) and can_be_sent(name, arguments)
             calls.append(ParsedCall(name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
         return tuple(calls)
 

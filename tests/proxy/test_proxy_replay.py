@@ -87,6 +87,8 @@ def test_replay_file_reports_what_is_wrong(proxy_tokenizer: Any, tmp_path: Path)
     for text, words in (
         ("{}", r"trace\.jsonl:1 is not"),
         (own_trace().replace("/v1/messages", "/v1/files"), "no route"),
+        (own_trace().replace('"delta"', '"part"'), r"trace\.jsonl:1 has .* an answer .* anthropic .*delta"),
+        (own_trace().replace("as seq 1", "as seq 7"), r"trace\.jsonl:2 has tools .*7"),
     ):
         trace.write_text(text)
         with pytest.raises(ConfigError, match=words):

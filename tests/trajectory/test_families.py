@@ -195,6 +195,19 @@ def test_T02_a_turn_that_ends_inside_its_reasoning_is_continued(name, kind, ende
     assert then.input_ids[: len(stored)] == stored
 
 
+@pytest.mark.skipif(not (REAL / "gpt_oss").exists(), reason="no real tokenizer: run scripts/tokenizers.sh")
+@pytest.mark.parametrize("said", ["hm", "hm<|end|><|start|>assistant<|channel|>final<|message|>ok"])
+def test_a_message_of_gpt_oss_that_was_cut_at_its_end_is_closed_once(said):
+    renderer, tokenizer = family("gpt_oss", "real")
+    prompt = renderer.render(Conversation(HEAD))
+    turn = Message(role="assistant", text="ok")
+    foreign = Message(role="assistant", text="mine")
+    for new in ((user("next"),), (foreign, user("next"))):
+        longer = Conversation((*HEAD, turn, *new))
+        cut, closed = (renderer.bridge(prompt, encode(tokenizer, said + end), longer, 3) for end in ("", "<|end|>"))
+        assert cut == [tokenizer.convert_tokens_to_ids("<|end|>"), *closed]
+
+
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_whatever_follows_a_turn_continues_it(name, kind):
     """Roles in any order: a system prompt that comes late, turns of others, results of other calls, nothing at all."""

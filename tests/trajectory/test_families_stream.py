@@ -7,9 +7,9 @@ import pytest
 from family_cases import KINDS, encode, family, reasons, sampled_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trajectory_helpers import TOOLS, result, system, user
+from trajectory_helpers import EDIT, TOOLS, result, system, user
 
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 from gyre.trajectory.families import FAMILIES
 
 HEAD = (system("You are a helpful agent."), user("list the files"))
@@ -59,6 +59,17 @@ def test_calls_written_in_the_familys_own_markup_are_read_back(name, kind):
     assert (library.content.strip(), library.reasoning_content or "") == (text, "")
     assert [(c.name, c.arguments) for c in turn.good_calls] == [("Bash", {"command": "ls -la é"})]
     assert "".join(delta.text for delta in deltas[:-1]) == text
+
+
+@pytest.mark.parametrize(("name", "kind"), CALLS)
+def test_an_argument_is_text_where_the_tool_does_not_say_what_it_is(name, kind):
+    """A schema of several types, an argument or a tool that is unknown: the tool answers, and the run goes on."""
+    renderer, _ = family(name, kind)
+    sampled = call_turn(name, kind, "" if name == "llama3" else "go", {"pattern": "a b"})
+    either = Tool("Bash", "", {"type": "object", "properties": {"pattern": {"type": ["string", "null"]}}})
+    for tools in ((either,), TOOLS, (EDIT,)):
+        (call,) = renderer.parse(sampled, tools).good_calls
+        assert (call.name, call.arguments) == ("Bash", {"pattern": "a b"})
 
 
 @pytest.mark.parametrize(("name", "kind"), CALLS)
