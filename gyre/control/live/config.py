@@ -224,8 +224,8 @@ def check(config: RunConfig, where: str) -> None:
         require(config.scheduler)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        if not (config.policy.model / name).is_file():
+    for name in ("config.json", "model*.safetensors", "tokenizer.json"):
+        if not any(config.policy.model.glob(name)):
             raise ConfigError(
                 f"{where}: policy.model = {config.policy.model} has no {name}; "
                 "give a Hugging Face model directory with safetensors weights and a tokenizer"
