@@ -34,7 +34,8 @@ class LocalSection(
     threads: Positive = 1
 
     def require(self, max_context: int) -> None:
-        """Raises ConfigError when no request of `max_context` tokens could run."""
+        """Raises ConfigError when no request of `max_context` tokens could run, or no engine start."""
+        self.worker_config(EngineConfig(model_dir="", transport_root="", max_context=max_context))
         blocks = -(-max_context // self.page_size)
         if self.kv_blocks < blocks:
             raise ConfigError(
@@ -93,7 +94,7 @@ class SglangSection(
         return self.tensor if self.device == "cuda" else 0
 
     def require(self, max_context: int) -> None:
-        """Raises ConfigError when no request of `max_context` tokens could run."""
+        """Raises ConfigError when no request of `max_context` tokens could run, or no engine start."""
         needed = max_context + CONTEXT_RESERVE
         if self.kv_tokens is not None and self.kv_tokens < needed:
             raise ConfigError(

@@ -39,6 +39,12 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     )
 
 
+def test_a_model_in_several_files_is_as_good_as_one_in_one(config: RunConfig) -> None:
+    weights = config.policy.model / "model.safetensors"
+    weights.rename(weights.with_name("model-00001-of-00002.safetensors"))
+    check(config, "run.toml")
+
+
 def test_each_cell_is_a_place_with_the_devices_of_engine_and_trainer(config: RunConfig, tmp_path: Path) -> None:
     check(config, "run.toml")
     run_dir = RunDir.create(tmp_path / "run", "")

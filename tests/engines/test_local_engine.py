@@ -160,6 +160,23 @@ async def test_full_kv_memory_forgets_the_oldest_conversation_first(model_dir, t
         await engine.close()
 
 
+async def test_after_a_release_sampling_goes_on_and_does_not_begin_again(model_dir, tmp_path):
+    transport = ShmTransport(str(tmp_path))
+    rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]
+    ref = rig.publish(1)
+    engine = in_process(engine_config(model_dir, str(tmp_path), weights=ref), transport)
+    await engine.start()
+    try:
+        first = await ask(engine, request("a", prompt(8), 20, temperature=5.0))
+        await engine.release()
+        await engine.restore()
+        await engine.update_weights(ref)
+        second = await ask(engine, request("b", prompt(8), 20, temperature=5.0))
+        assert first.output_ids != second.output_ids
+    finally:
+        await engine.close()
+
+
 async def test_a_broken_pass_fails_its_requests_and_the_engine(model_dir, tmp_path):
     transport = ShmTransport(str(tmp_path))
     rig = Rig(None, transport, grain=PAGE)  # type: ignore[arg-type]

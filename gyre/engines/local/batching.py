@@ -172,6 +172,7 @@ class Batcher:
         self,
         model: Any,
         config: LocalEngineConfig,
+        sampler: Sampler,
         deliver: Callable[[list[Produced]], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -197,7 +198,7 @@ class Batcher:
         # Creates the KV memory here and now instead of later on the generation thread.
         self._manager.warmup()
         processor = self._manager.batch_processor
-        processor.model_runner._sample = Sampler(config.seed).draw_into
+        processor.model_runner._sample = sampler.draw_into
         self._scheduler: TrackingScheduler = processor.scheduler
         self._router.scheduler = self._scheduler
         if config.tell_routing:

@@ -21,6 +21,7 @@ from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRe
 from gyre.engines.local.batching import Batcher, Produced
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.model import build_model, load_weights
+from gyre.engines.local.sampling import Sampler
 from gyre.engines.local.streams import RequestStream
 from gyre.transport.base import WeightRef, WeightTransport
 from gyre.transport.state import checksum, published_state
@@ -47,6 +48,8 @@ class LocalEngine:
         """Running requests by the batcher's id."""
         self._ids: dict[str, str] = {}
         """The batcher's id of each running request."""
+        self._sampler = Sampler(config.seed)
+        """Goes on through releases: otherwise every burst would begin with the same random numbers."""
         self._model: Any = None
         self._batcher: Batcher | None = None
         self._pause: AbstractContextManager[None] | None = None
@@ -216,7 +219,7 @@ class LocalEngine:
     def _allocate(self) -> None:
         config = self._config
         self._model = build_model(config.model_dir)
-        self._batcher = Batcher(self._model, config, self._deliver, self._fail)
+        self._batcher = Batcher(self._model, config, self._sampler, self._deliver, self._fail)
         positions = getattr(self._model.config, "max_position_embeddings", config.max_context)
         self._limit = min(config.max_context, positions, config.kv_blocks * config.page_size)
         if self._paused is not None:
