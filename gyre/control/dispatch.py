@@ -41,8 +41,8 @@ class Dispatcher:
             self._board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
 
     def fill(self) -> None:
-        """Queues what a run starts with: (φ+μ)B groups, less those of a resumed run that hold a slot already. A ready
-        group holds none under continuous dispatch."""
+        """Queues new groups until (φ+μ)B hold a slot; a run that was resumed with less depth may have more. Under
+        continuous dispatch a ready group holds none."""
         ledger, config = self._board.ledger, self._board.config
         holding = len(ledger.groups) - (ledger.ready if config.dispatch == "continuous" else 0)
         self.dispatch(max(0, config.depth - holding))
@@ -106,7 +106,7 @@ class Dispatcher:
         if ready:
             board.record(GroupReady(t=board.clock.now(), group=ticket.group))
             if board.config.dispatch == "continuous":
-                self.dispatch(1)
+                self.fill()
         board.changed()
 
     def _closed(self, ticket: Ticket, started: float, outcome: Outcome) -> None:

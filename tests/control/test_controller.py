@@ -348,6 +348,15 @@ def test_no_satellite_joins_before_the_groups_of_the_next_burst_are_queued():
     assert kinds == [*[ev.GroupDispatched] * 3, ev.TransitionStarted, ev.GroupDispatched]
 
 
+def test_a_run_that_is_resumed_with_less_depth_shrinks_to_it_under_continuous_dispatch():
+    """More groups than the capacity beside a training core would be in flight for ever."""
+    groups = [PendingGroup(group=group, query="q", version=0, outcomes={}) for group in range(9)]
+    world = World(config(dispatch="continuous", B=1, mu=1, phi=0.0, C_e=2), seed=1)
+    state = ControlState(incarnation=1, went_back_to=[0], next_group=9, pending=groups)
+    assert world.run(initial=state, cancel_at=10_000)
+    assert len(of(world.journal.events, ev.StepDone)) == 6
+
+
 @pytest.mark.parametrize("ready", [1, 2])
 def test_a_ready_group_of_a_resumed_run_holds_no_slot_under_continuous_dispatch(ready):
     """Nobody would dispatch again if nothing were under way."""

@@ -1,18 +1,25 @@
 """What a run asks of a cluster, and what it refuses before anything starts."""
 
+import asyncio
 from pathlib import Path
+from typing import cast
+from unittest.mock import create_autospec
 
 import msgspec
 import pytest
 from live_fleet import make_policy, run_config
 
+from gyre.control.base import Member
 from gyre.control.live import config as live_config
 from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig, check
 from gyre.control.live.launching import cluster_places
+from gyre.control.live.processes import Fleet
 from gyre.core import config as configs
-from gyre.core.errors import ConfigError
+from gyre.core.errors import ConfigError, GyreError
 from gyre.engines.section import SglangSection
+from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.launch.files import fingerprint
+from gyre.launch.local import LocalProcess
 from gyre.launch.section import RaySection
 from gyre.runner.base import Budgets
 from gyre.scheduling.config import SchedulerConfig
@@ -55,6 +62,39 @@ def test_each_cell_is_a_place_with_the_devices_of_engine_and_trainer(config: Run
     assert [place.here for place in places.values()] == [True, False, False]
     on_cpus = cluster_places(config, RaySection(address="", gpus=False), run_dir)
     assert {place.gpus for place in on_cpus.values()} == {0}
+
+
+class _SecondRankFails:
+    """A launcher whose cells never get complete."""
+
+    secret = host = ""
+
+    def __init__(self) -> None:
+        self.alive: set[str] = set()
+        self.first_is_there = asyncio.Event()
+
+    def scratch(self, place: str) -> Path:
+        return Path(place)
+
+    async def start(self, spec: ProcessSpec) -> Process:
+        if spec.name.endswith("-rank1"):
+            await self.first_is_there.wait()
+            raise GyreError(f"{spec.name} was not ready in time")
+        self.alive.add(spec.name)
+        self.first_is_there.set()
+        process = create_autospec(LocalProcess, instance=True)
+        process.stop.side_effect = lambda grace_s: self.alive.discard(spec.name)
+        return process
+
+
+async def test_a_cell_that_is_not_complete_leaves_no_rank_behind(config: RunConfig, tmp_path: Path) -> None:
+    """It would keep the devices that the next attempt needs."""
+    launcher = _SecondRankFails()
+    fleet = Fleet(cast(Launcher, launcher), config, RunDir(tmp_path), store="")
+    with pytest.raises(GyreError, match="trainer-1-rank1 was not ready"):
+        await fleet.start_member(Member("trainer", 1))
+    assert launcher.first_is_there.is_set()
+    assert not launcher.alive
 
 
 def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(

@@ -148,20 +148,22 @@ class Fleet:
 
     async def _start_trainer(self, cell: int, name: str, incarnation: int) -> list[Process]:
         root, ranks = self.transport_root(cell), range(self._config.trainer.parallel.ranks)
-        configs = [self._config.trainer_config(cell, root, self._store, rank, incarnation) for rank in ranks]
-        return await together(
-            *(
-                self._launch(
-                    f"{name}-rank{rank}" if rank else name,
-                    TRAINER_ENTRY,
-                    config,
-                    START_TIMEOUT_S,
-                    place_of(cell),
-                    [rank],
-                )
-                for rank, config in enumerate(configs)
+        started: dict[int, Process] = {}
+
+        async def start(rank: int) -> None:
+            config = self._config.trainer_config(cell, root, self._store, rank, incarnation)
+            name_of_rank = f"{name}-rank{rank}" if rank else name
+            started[rank] = await self._launch(
+                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, place_of(cell), [rank]
             )
-        )
+
+        try:
+            await together(*(start(rank) for rank in ranks))
+        except BaseException:
+            # The next attempt needs their devices.
+            await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.values()))
+            raise
+        return [started[rank] for rank in ranks]
 
     async def kill(self, started: Started) -> None:
         """Ends the processes of a member, at once; calls on them fail."""

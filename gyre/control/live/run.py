@@ -179,16 +179,21 @@ async def _train(
     await _write_proxy_counters(fleet.proxy, journal, clock)
 
 
-async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Runs them side by side until one returns or fails; that ends the others, and its failure is raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+async def _first_of(main: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
+    """Runs them side by side until one returns or fails; that ends the others, and its failure is raised. `main` ends
+    first: what it waits for in its end may hang, and a watcher see to it."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in (main, *watchers)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks[0].cancel()
+        try:
+            await asyncio.wait(tasks[:1])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _watch(fleet: Fleet) -> None:
