@@ -4,7 +4,6 @@ Every grading gets a fresh sandbox over a *copy* of the workspace: the preserved
 may be repeated, and /tests exists nowhere else. The exit code of test.sh is ignored; only the reward file counts.
 """
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +50,7 @@ class Evaluator:
 
     async def preserve(self, execution_id: str, sandbox: SandboxSpec) -> Preserved:
         """The state of a closed sandbox."""
-        content = await asyncio.to_thread(digest, sandbox.workspace)
+        content = await digest(sandbox.workspace)
         return Preserved(execution_id=execution_id, sandbox=sandbox, digest=content)
 
     async def assess(self, preserved: Preserved, task: Task, *, timeout_s: float, log: Path) -> Assessment:
@@ -62,7 +61,7 @@ class Evaluator:
         error = ""
         try:
             score, detail = await self._graded(preserved, task, timeout_s, log)
-        except (InvalidReward, SandboxError) as problem:
+        except (InvalidReward, SandboxError, OSError) as problem:
             error = str(problem)
         return Assessment(
             execution_id=preserved.execution_id,

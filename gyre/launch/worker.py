@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import os
+import resource
 import signal
 import sys
 import typing
@@ -64,6 +65,9 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # Ctrl-C reaches the whole terminal group; the supervisor decides the order in which things end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Shells allow 1024 open files; a proxy holds several connections for every execution.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Read exactly one line without buffering past it: the rest of the pipe is the supervisor's life line.
     line = bytearray()
     while (byte := os.read(0, 1)) not in (b"", b"\n"):

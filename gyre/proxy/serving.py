@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,8 @@ MAX_HEAD_BYTES = 64 * 2**10
 HEAD_TIMEOUT_S = 30.0
 """From the first byte of a connection or request until its headers are complete; and from an early answer until the
 rest of its request has come."""
+RESERVED_FILES = 256
+"""What connections leave of the open files that this process may have: the database and engines need some too."""
 KEEP_ALIVE_S = 120
 """Longer than clients keep an idle connection, so that none is reused while it is being closed here."""
 
@@ -65,7 +68,10 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_more()
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES:
+            transport.abort()
+        else:
+            self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_come()

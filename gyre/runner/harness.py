@@ -81,7 +81,7 @@ class HarnessRunner:
         await sandbox.close(keep=False)
         try:
             return await self._run(sandbox, task, profile, launch, boot_timeout_s, timeout_s)
-        except SandboxError as error:
+        except (SandboxError, OSError) as error:
             ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
             return HarnessRun(ending=ending, sandbox=spec)
         finally:
@@ -107,7 +107,7 @@ class HarnessRunner:
                 (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
                 (spec.home / path).write_text(text, encoding="utf-8")
             (spec.root / "prompt").write_text(launch.stdin, encoding="utf-8")
-            before = await asyncio.to_thread(digest, spec.workspace)
+            before = await digest(spec.workspace)
             result = await sandbox.exec(
                 launch.argv,
                 stdin=spec.root / "prompt",
@@ -124,7 +124,7 @@ class HarnessRunner:
         elif result.exit_code:
             last_words = tail(self.log(spec.name, "out"), LAST_WORDS) + tail(self.log(spec.name, "err"), LAST_WORDS)
             worked = any(text in last_words for text in profile.policy_failures)
-            worked = worked or await asyncio.to_thread(digest, spec.workspace) != before
+            worked = worked or await digest(spec.workspace) != before
             message = f"the harness ended with exit code {result.exit_code}, see {self.log(spec.name, 'err')}"
             ending = Ending(cause=Cause.HARNESS_EXIT, exit_code=result.exit_code, message=message, worked=worked)
         else:

@@ -1,15 +1,17 @@
 """Which reward a verifier's files state, and which are refused."""
 
+import asyncio
 import math
 import os
-import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.evaluation import InvalidReward, digest, read_reward
+from gyre.evaluation import InvalidReward, artifact, digest, read_reward
+from gyre.sandboxes.files import remove_tree
 
 
 def write(directory: Path, **files: str) -> Path:
@@ -79,28 +81,28 @@ def test_a_score_is_always_finite(tmp_path_factory: pytest.TempPathFactory, scor
     assert all(math.isfinite(value) for value in detail.values())
 
 
-def test_the_digest_sees_content_names_modes_and_links_but_no_times(tmp_path: Path) -> None:
+async def test_the_digest_sees_content_names_modes_and_links_but_no_times(tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / "sub").mkdir(parents=True)
     (work / "sub/a").write_text("1")
-    seen = {digest(work)}
+    seen = {await digest(work)}
     os.utime(work / "sub/a", (0, 0))
-    assert digest(work) in seen
+    assert await digest(work) in seen
 
-    def change(action: object) -> None:
-        new = digest(work)
+    async def change(action: object) -> None:
+        new = await digest(work)
         assert new not in seen, action
         seen.add(new)
 
-    change((work / "sub/a").write_text("2"))
-    change((work / "sub/a").chmod(0o755))
-    change((work / "sub/a").rename(work / "sub/b"))
-    change((work / "empty").mkdir())
-    change((work / "link").symlink_to("sub"))
-    change(os.mkfifo(work / "pipe"))
+    await change((work / "sub/a").write_text("2"))
+    await change((work / "sub/a").chmod(0o755))
+    await change((work / "sub/a").rename(work / "sub/b"))
+    await change((work / "empty").mkdir())
+    await change((work / "link").symlink_to("sub"))
+    await change(os.mkfifo(work / "pipe"))
 
 
-def test_the_digest_survives_a_very_deep_tree(tmp_path: Path) -> None:
+async def test_the_digest_survives_a_very_deep_tree(tmp_path: Path) -> None:
     here = os.open(tmp_path, os.O_DIRECTORY)
     for _ in range(1100):
         os.mkdir("deeper", dir_fd=here)
@@ -108,7 +110,27 @@ def test_the_digest_survives_a_very_deep_tree(tmp_path: Path) -> None:
         os.close(here)
         here = below
     os.close(here)
-    before = digest(tmp_path)
+    before = await digest(tmp_path)
     # Not left to pytest, which recurses.
-    subprocess.run(["rm", "-rf", tmp_path / "deeper"], check=True)
-    assert digest(tmp_path) != before
+    await remove_tree(tmp_path / "deeper")
+    assert await digest(tmp_path) != before
+
+
+async def test_a_cancelled_digest_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    reading, cancelled = threading.Event(), threading.Event()
+
+    def entry(path: str) -> tuple[int, bytes, list[str]]:
+        read.append(path)
+        reading.set()
+        assert cancelled.wait(10)
+        return 0, b"", [f"{path}/more"]
+
+    monkeypatch.setattr(artifact, "_entry", entry)
+    running = asyncio.create_task(digest(tmp_path))
+    await asyncio.to_thread(reading.wait, 10)
+    running.cancel()
+    await asyncio.wait({running})
+    cancelled.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert len(read) == 1

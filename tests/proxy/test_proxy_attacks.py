@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from typing import Any
 
 import httpx
@@ -160,6 +161,19 @@ async def test_a_prompt_far_too_long_is_not_rendered(proxy_tokenizer: Any, monke
             assert (refused.status_code, "1000 " in refused.json()["error"]["message"]) == (400, True)
         refused = await client.post("/v1/responses", json={"input": long["messages"]})
         assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_connections_leave_files_to_the_rest_of_the_proxy(
+    proxy_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app:
+        monkeypatch.setattr(serving, "RESERVED_FILES", resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2)
+        connections = [await connect(app) for _ in range(2)]
+        assert await (await connect(app))[0].read() == b""
+        for reader, writer in connections:
+            writer.write(request(app, json.dumps(BODY).encode()))
+            assert (await answer(reader))[0] == b"HTTP/1.1 200 OK"
+            writer.close()
 
 
 async def test_an_encoded_body_is_refused_by_name(proxy_tokenizer: Any) -> None:

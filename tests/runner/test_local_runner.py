@@ -1,6 +1,7 @@
 """The life of executions in real sandboxes with a shell script as harness: T29, T31, T33, T34, T35."""
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -167,6 +168,19 @@ async def test_a_broken_task_is_an_outcome(runner: LocalRunner, tmp_path: Path) 
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")
     assert "nowhere" in outcome.message
+
+
+async def test_a_machine_without_processes_or_disk_is_an_outcome(
+    runner: LocalRunner, write_task: TaskWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("gyre.sandboxes.bubblewrap.copy", full)
+    await runner.start(make_spec("e-0", write_task("echo x > out")))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")
+    assert "Resource temporarily unavailable" in outcome.message
 
 
 async def test_an_unknown_harness_or_execution_is_refused(runner: LocalRunner, write_task: TaskWriter) -> None:
