@@ -28,7 +28,7 @@ class LocalSection(
     sender_gpu: ClassVar[str] = ""
 
     kv_blocks: Positive = 2048
-    page_size: Annotated[int, Meta(ge=4)] = 16
+    page_size: Positive = 16
     max_batch_tokens: Positive = 1024
     max_requests: Positive = 64
     threads: Positive = 1
@@ -41,11 +41,6 @@ class LocalSection(
             raise ConfigError(
                 f"engine.kv_blocks = {self.kv_blocks} holds less than one context of "
                 f"rollout.max_context = {max_context} tokens; at least {blocks} are needed"
-            )
-        if self.max_requests > self.max_batch_tokens:
-            raise ConfigError(
-                f"engine.max_requests = {self.max_requests} exceeds engine.max_batch_tokens = {self.max_batch_tokens}; "
-                "every running request needs one token of a forward pass"
             )
 
     def worker_config(self, common: EngineConfig) -> LocalEngineConfig:

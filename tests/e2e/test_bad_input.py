@@ -24,7 +24,7 @@ QUICKSTART = str(REPOSITORY / "examples/quickstart.toml")
         ("tasks.root=nowhere", "nowhere"),
         ("harness.name=nobody", "nobody"),
         ("engine.kv_blocks=4", "holds less than one context"),
-        ("engine.max_batch_tokens=8", "engine.max_requests = 64 exceeds engine.max_batch_tokens = 8"),
+        ("engine.max_batch_tokens=8", "max_requests = 64 exceeds max_batch_tokens = 8"),
         ("engine.page_size=2", "page_size = 2 must be at least 4"),
         ("trainer.replay_routing=true", "trainer.replay_routing = true, but policy.model = "),
         ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide num_attention_heads = 4"),
