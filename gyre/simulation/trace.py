@@ -1,10 +1,10 @@
 """`gyre simulate trace`: a fixed workload without randomness, replayed under the rules of docs/scheduling.md."""
 
-import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gyre.control.base import Ticket
 from gyre.control.controller import Controller
@@ -17,6 +17,10 @@ from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import HOUR
 
+Seconds = Annotated[float, Meta(ge=0)]
+MAX_HOURS = 1e6
+"""Beyond it a float of seconds is too coarse for what happens within one."""
+
 
 class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides; None keeps what the row says."""
@@ -28,14 +32,14 @@ class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dispatch: Literal["boundary", "continuous"] = "boundary"
     rho_min: float = 0.125
     tau_s: float = 60.0
-    publication_s: float = 60.0
-    to_training_s: float = 8.52
-    to_rollout_s: float = 3.46
+    publication_s: Seconds = 60.0
+    to_training_s: Seconds = 8.52
+    to_rollout_s: Seconds = 3.46
     executions_per_node: float = EXECUTIONS_PER_NODE
     cells: int | None = None
-    nodes_per_cell: int | None = None
+    nodes_per_cell: Annotated[int, Meta(ge=1)] | None = None
     pool_nodes: int | None = None
-    micro_steps: int = 4
+    micro_steps: Annotated[int, Meta(ge=1)] = 4
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,12 +75,16 @@ def load_trace(path: Path) -> Trace:
     for group, hours in enumerate(trace.dur):
         if len(hours) != members:
             raise ConfigError(f"{path}: dur[{group}] has {len(hours)} executions, dur[0] has {members}.")
-        if not all(math.isfinite(value) and value >= 0 for value in hours):
-            raise ConfigError(f"{path}: dur[{group}] holds a value that is not a duration ≥ 0.")
+        if not all(0 <= value <= MAX_HOURS for value in hours):
+            raise ConfigError(
+                f"{path}: dur[{group}] holds a value that is not a duration from 0 to {MAX_HOURS:g} hours."
+            )
     if len(trace.work) != len(trace.dur):
         raise ConfigError(f"{path}: work has {len(trace.work)} entries for {len(trace.dur)} groups of dur.")
-    if not all(math.isfinite(value) and value >= 0 for value in trace.work):
-        raise ConfigError(f"{path}: work holds a value that is not ≥ 0 node-hours.")
+    if not all(0 <= value <= MAX_HOURS for value in trace.work):
+        raise ConfigError(f"{path}: work holds a value that is not from 0 to {MAX_HOURS:g} node-hours.")
+    if trace.params.dispatch == "continuous" and not any(map(any, trace.dur)):
+        raise ConfigError(f"{path}: dur is 0 everywhere; with continuous dispatch groups follow without end.")
     return trace
 
 

@@ -94,6 +94,10 @@ def test_a_trace_file_is_read_with_its_overrides(tmp_path):
         ('{"dur": [[1.0]], "work": [1, 2]}', "work has 2 entries for 1 groups"),
         ('{"dur": [[1.0]], "work": [-2]}', "work holds a value"),
         ('{"dur": [[1.0]], "work": [1], "params": {"b": 1}}', "unknown field `b`"),
+        ('{"dur": [[1e9]], "work": [1]}', "from 0 to 1e\\+06 hours"),
+        ('{"dur": [[0]], "work": [1], "params": {"dispatch": "continuous"}}', "dur is 0 everywhere"),
+        ('{"dur": [[1]], "work": [1], "params": {"micro_steps": 0}}', "Expected `int` >= 1"),
+        ('{"dur": [[1]], "work": [1], "params": {"to_rollout_s": -1}}', "Expected `float` >= 0"),
     ],
 )
 def test_a_broken_trace_file_is_one_sentence_with_the_file(tmp_path, content, says):
