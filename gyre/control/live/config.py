@@ -266,9 +266,15 @@ def check(config: RunConfig, where: str) -> None:
             _check_devices(config)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    sizes = msgspec.json.decode((config.policy.model / "config.json").read_bytes())
-    require_trainable(sizes, f"{where}: policy.model = {config.policy.model}")
-    if config.trainer.replay_routing and not expert_count(sizes):
+    try:
+        model = msgspec.json.decode((config.policy.model / "config.json").read_bytes(), type=dict[str, Any])
+        sizes = msgspec.convert(model, _Sizes)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{where}: config.json of policy.model = {config.policy.model} is not that of a language model ({error})"
+        ) from None
+    require_trainable(model, f"{where}: policy.model = {config.policy.model}")
+    if config.trainer.replay_routing and not expert_count(model):
         raise ConfigError(
             f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "
             "whose choice could be replayed; set it to false"
@@ -307,7 +313,18 @@ def _check_cluster(config: RunConfig, section: RaySection) -> None:
         )
 
 
-def _check_layout(config: RunConfig, sizes: dict[str, Any], where: str) -> None:
+class _Sizes(msgspec.Struct):
+    """Of a model's config.json."""
+
+    vocab_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive | None = None
+    intermediate_size: Positive | None = None
+    moe_intermediate_size: Positive | None = None
+
+
+def _check_layout(config: RunConfig, sizes: _Sizes, where: str) -> None:
     """What of the model is split over tensor and pipeline ranks must be divisible by their number."""
     layout = config.trainer.parallel
     for key, parts, fields in (
@@ -319,8 +336,9 @@ def _check_layout(config: RunConfig, sizes: dict[str, Any], where: str) -> None:
         ("pipeline", layout.pipeline, ("num_hidden_layers",)),
     ):
         for field in fields:
-            if sizes.get(field, 0) % parts:
+            size = getattr(sizes, field) or 0
+            if size % parts:
                 raise ConfigError(
-                    f"{where}: trainer.parallel.{key} = {parts} does not divide {field} = {sizes[field]} of "
+                    f"{where}: trainer.parallel.{key} = {parts} does not divide {field} = {size} of "
                     f"{config.policy.model}; choose a divisor"
                 )
