@@ -20,13 +20,14 @@ async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
 
 class Crew:
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """In the order in which they were spawned, so that a simulated run ends the same every time."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Holds the first exception of any task."""
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._done)
         return task
 
@@ -44,7 +45,7 @@ class Crew:
             self.failure.exception()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()

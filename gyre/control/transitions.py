@@ -159,16 +159,15 @@ class Transitions(Generic[W]):
         alive()
 
     async def _core_leaves(self, micro_steps: int) -> None:
+        """Lets other transitions go on when it has succeeded; otherwise the run ends."""
         board = self._board
-        try:
-            await self._leave(0, micro_steps)
-            await self._rollout.admit(self._rollout.order(0))
-            board.training = 0
-            board.open_burst()
-            board.reset_timer()
-            board.changed()
-        finally:
-            self._serial.release()
+        await self._leave(0, micro_steps)
+        await self._rollout.admit(self._rollout.order(0))
+        board.training = 0
+        board.open_burst()
+        board.reset_timer()
+        board.changed()
+        self._serial.release()
 
     async def _join(self, cell: int) -> None:
         board = self._board

@@ -372,6 +372,37 @@ class _LostInTheCopy(RandomCells):
         raise MemberLost(CORE, "died")
 
 
+class _LostOnItsWayBack(RandomCells):
+    async def leave_training(self, cell):
+        await asyncio.sleep(1_000)
+        raise MemberLost(CORE, "died")
+
+
+def test_no_cell_starts_a_transition_when_the_core_is_lost_in_its_own():
+    journal = ListJournal()
+
+    async def main() -> None:
+        small = config(B=1, N=1, mu=1, phi=0.0, K=2, C_e=8, tau_s=0.0)
+        parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
+        with pytest.raises(EssentialLost):
+            await Controller(small, *parts, _LostOnItsWayBack(0, 0), journal).run()
+
+    run_virtual(main())
+    assert [(event.cell, event.target) for event in of(journal.events, ev.TransitionStarted)] == [
+        (0, "training"),
+        (0, "rollout"),
+    ]
+
+
+def test_a_simulated_run_ends_the_same_every_time():
+    """Executions that the end cuts off too."""
+    first, second = World(config(C_e=20, C_s=20, phi=4.0), seed=2), World(config(C_e=20, C_s=20, phi=4.0), seed=2)
+    assert not first.run(cancel_at=50) | second.run(cancel_at=50)
+    assert first.journal.events == second.journal.events
+    cut_off = [event for event in of(first.journal.events, ev.ExecutionClosed) if event.cause == "cancelled"]
+    assert len(cut_off) > 5
+
+
 class _LastingExecutions(RandomExecutions):
     """Ending one takes 10 s."""
 

@@ -142,9 +142,7 @@ def test_a_family_that_does_not_exist_is_refused_with_those_that_do(config: RunC
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"vocab_size": "x", "num_hidden_layers": 2}', "\x00"])
 def test_a_model_whose_config_says_nothing_is_refused(config: RunConfig, content: str) -> None:
     (config.policy.model / "config.json").write_text(content)
-    with pytest.raises(
-        ConfigError, match=r"run\.toml: config\.json of policy\.model = .* is not that of a"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.toml: config\.json of policy\.model = .* is not that of a"):
         check(config, "run.toml")
 
 
