@@ -15,6 +15,7 @@ from gyre.core.events import (
     Event,
     LogprobGapGrew,
     MicroStepDone,
+    MicroStepsReturned,
     PublicationProbed,
     Published,
     RunStarted,
@@ -53,6 +54,7 @@ def _version(event: Event) -> int:
             StepDone(step=step)
             | LogprobGapGrew(step=step)
             | MicroStepDone(step=step)
+            | MicroStepsReturned(step=step)
             | CellJoined(step=step)
             | CellLeft(step=step)
         ):

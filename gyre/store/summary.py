@@ -175,15 +175,22 @@ def _finished(events: Sequence[Event]) -> RunFinished | None:
 
 
 def _joins(line: Sequence[Event]) -> list[Join]:
-    done: dict[tuple[int, int], int] = {}
+    """A cell that was lost in a batch and joined it again has two; what went back to the queue it did not do."""
+    joins: dict[tuple[int, int], list[int]] = {}
+    order: list[tuple[int, int, int]] = []
     for event in line:
-        if isinstance(event, MicroStepDone):
-            done[event.cell, event.step] = done.get((event.cell, event.step), 0) + 1
-    return [
-        Join(cell=event.cell, step=event.step, micro_steps=done.get((event.cell, event.step), 0))
-        for event in line
-        if isinstance(event, CellJoined) and event.late and event.cell > 0
-    ]
+        match event:
+            case CellJoined(cell=cell, step=step, late=True) if cell > 0:
+                counts = joins.setdefault((cell, step), [])
+                order.append((cell, step, len(counts)))
+                counts.append(0)
+            case MicroStepDone(cell=cell, step=step) if (cell, step) in joins:
+                joins[cell, step][-1] += 1
+            case MicroStepsReturned(cell=cell, step=step) if (cell, step) in joins:
+                joins[cell, step][-1] = 0
+            case _:
+                pass
+    return [Join(cell=cell, step=step, micro_steps=joins[cell, step][index]) for cell, step, index in order]
 
 
 def _executions(

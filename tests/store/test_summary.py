@@ -12,6 +12,8 @@ from gyre.core.events import (
     GroupDispatched,
     InvariantBroken,
     LedgerSampled,
+    MicroStepDone,
+    MicroStepsReturned,
     ProxySampled,
     RunFinished,
     RunStarted,
@@ -126,6 +128,16 @@ def test_after_a_resumption_the_end_is_open_and_overtaken_steps_are_gone() -> No
     done = summarise([*events, RunFinished(t=1.0, reason="interrupted", detail="Ctrl-C")], {}, {})
     assert done.finished is not None
     assert done.finished.reason == "interrupted"
+
+
+def test_a_cell_that_is_lost_and_joins_again_did_only_what_was_not_returned() -> None:
+    def done(t: float) -> Event:
+        return MicroStepDone(t=t, cell=1, step=1, micro_step=f"g0/{t}", groups=[0], tokens=1, targets=1, seconds=1.0)
+
+    joined = CellJoined(t=1.0, cell=1, step=1, version=0, late=True)
+    returned = MicroStepsReturned(t=4.0, cell=1, step=1, micro_steps=2)
+    events: list[Event] = [joined, done(2.0), done(3.0), returned, joined, done(5.0)]
+    assert [join.micro_steps for join in summarise(events, {}, {}).joins] == [0, 1]
 
 
 def test_only_late_satellites_count_as_joins() -> None:
