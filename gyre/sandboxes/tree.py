@@ -39,8 +39,9 @@ class ProcessTree:
         return bool(await _first_bytes(self._ready, until=b"\n"))
 
     async def wait(self) -> int:
-        """Exit code of the command."""
-        return await self._process.wait()
+        """Exit code of the command; 128 + n also when bubblewrap itself died of signal n, out of memory."""
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
 
     async def terminate(self, grace_s: float) -> None:
         """SIGTERM to all, then `kill`."""

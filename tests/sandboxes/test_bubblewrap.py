@@ -17,6 +17,7 @@ import pytest
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, ExecResult, Limits, Mount, SandboxSpec
 from gyre.sandboxes.limits import cgroups_available
+from gyre.sandboxes.tree import ProcessTree
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -290,6 +291,16 @@ async def test_limits_of_the_whole_sandbox(shell_of: Any) -> None:
     assert made
     await shell.sandbox.close(keep=False)
     assert not any(cgroup.exists() for cgroup in made)
+
+
+async def test_a_bubblewrap_that_is_killed_looks_like_its_command_killed() -> None:
+    pipes = os.pipe(), os.pipe()
+    process = await asyncio.create_subprocess_exec("sh", "-c", "kill -KILL $$")
+    tree = ProcessTree(process, *(read for read, _ in pipes))
+    assert await tree.wait() == 128 + signal.SIGKILL
+    await tree.kill()
+    for _, write in pipes:
+        os.close(write)
 
 
 async def test_upload_and_download(shell_of: Any, tmp_path: Path) -> None:
