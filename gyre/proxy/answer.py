@@ -37,7 +37,7 @@ class CallAnswer:
         self._keepalive_s = keepalive_s
         self._client_timeout_s = client_timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(self._client_timeout_s):
                 await send(message)
@@ -53,6 +53,7 @@ class CallAnswer:
                     writing.result()
             except TimeoutError:
                 log.warning("a client of call %s read nothing for %g s", self._call.head.id, self._client_timeout_s)
+                scope["state"]["abort"]()
             finally:
                 writing.cancel()
                 leaving.cancel()

@@ -93,6 +93,8 @@ class _Connection(HttpToolsProtocol):
         self._expect_more()
         self._in_head, self._head_bytes, self._trailers = True, 0, False
         super().on_message_begin()
+        # Closing would wait until the client has read what was sent.
+        self.scope["state"]["abort"] = self.transport.abort
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._trailers:

@@ -19,7 +19,8 @@ HOME = "/home/agent"
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Resource limits. Memory and processes count for the whole sandbox and need a writable cgroup; the others are
-    limits of every process and always hold."""
+    limits of every process and always hold. The disk that a sandbox fills in all is not limited: only a quota of the
+    run directory's file system bounds it."""
 
     memory_mb: int = 4096
     processes: int = 512

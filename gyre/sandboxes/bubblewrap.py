@@ -101,7 +101,13 @@ class BubblewrapSandbox:
     ) -> ExecResult:
         self._used = True
         started = self._clock.now()
-        tree = await self._spawn(argv, env or {}, stdin, stdout, stderr)
+        spawning = asyncio.ensure_future(self._spawn(argv, env or {}, stdin, stdout, stderr))
+        try:
+            tree = await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            # asyncio would end bubblewrap alone, and leave the child that it may have made.
+            await (await spawning).kill()
+            raise
         self._running.add(tree)
         try:
             try:

@@ -4,6 +4,7 @@ Copying and removing are coreutils': they survive FIFOs, odd permissions and tre
 """
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from gyre.core.errors import SandboxError
@@ -46,7 +47,8 @@ async def _run(*command: str) -> None:
     try:
         _, message = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
         raise
     if process.returncode:

@@ -19,7 +19,7 @@ class _Info(msgspec.Struct):
 
 
 class ProcessTree:
-    """Owns the process and both pipe ends that it is given."""
+    """Owns the process, which leads a process group, and both pipe ends that it is given."""
 
     def __init__(self, process: asyncio.subprocess.Process, info_fd: int, ready_fd: int) -> None:
         self._process = process
@@ -39,8 +39,9 @@ class ProcessTree:
         return bool(await _first_bytes(self._ready, until=b"\n"))
 
     async def wait(self) -> int:
-        """Exit code of the command."""
-        return await self._process.wait()
+        """Exit code of the command; 128 + n also when bubblewrap itself died of signal n, out of memory."""
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
 
     async def terminate(self, grace_s: float) -> None:
         """SIGTERM to all, then `kill`."""
@@ -65,9 +66,9 @@ class ProcessTree:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
         elif self._process.returncode is None:
-            # Init is not known yet; it dies with its parent (--die-with-parent).
+            # Init is not known yet, and for a moment nothing binds it to its parent, but it is of the same group.
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._info.close()
         self._ready.close()

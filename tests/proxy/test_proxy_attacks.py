@@ -223,7 +223,15 @@ async def test_a_client_that_never_reads_is_given_up_and_its_call_with_it(proxy_
         await until(lambda: app.engines[0].cancelled)
         await until(lambda: app.sink.records)
         assert [record.trainable for record in app.sink.records] == [False]
-        writer.close()
+
+        async def go_on_writing() -> None:
+            while True:
+                writer.write(b"x" * 10_000)
+                await writer.drain()
+
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionError):  # The connection went too, with what was not read.
+                await go_on_writing()
 
 
 async def test_a_request_repeated_in_another_session_is_another_call(proxy_tokenizer: Any) -> None:

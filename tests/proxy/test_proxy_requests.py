@@ -231,6 +231,13 @@ def test_what_the_policy_would_miss_is_refused(dialect: str, body: dict[str, Any
     assert caught.value.fault == "invalid"
 
 
+@pytest.mark.parametrize(("given", "read_as"), [("[1]", "[1]"), ([1], "[1]"), (None, {}), ({"a": 1}, {"a": 1})])
+def test_a_call_with_arguments_that_are_no_object_keeps_their_text(given: Any, read_as: Any) -> None:
+    turn = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": given}]}
+    (message,) = messages("anthropic", {"messages": [turn]})
+    assert message.tool_calls == (ToolCall("a", "f", read_as),)
+
+
 def test_a_refusal_beside_the_content_is_text() -> None:
     body = {"messages": [{"role": "assistant", "content": None, "refusal": "No."}, {"role": "user", "content": "x"}]}
     assert read("chat", body).conversation.messages[0].text == "No."

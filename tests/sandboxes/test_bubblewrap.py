@@ -16,7 +16,9 @@ import pytest
 
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, ExecResult, Limits, Mount, SandboxSpec
+from gyre.sandboxes.files import copy
 from gyre.sandboxes.limits import cgroups_available
+from gyre.sandboxes.tree import ProcessTree
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -245,14 +247,33 @@ asyncio.run(main())
 
 async def test_t33_a_boot_that_hangs_is_bounded(tmp_path: Path, marker: str) -> None:
     hung, log = tmp_path / "bwrap", tmp_path / "log"
-    hung.write_text(f"#!/bin/sh\nexec tail -f {log} {marker}\n")
+    # Nothing binds the child to its parent yet, as in the first moments of the real one.
+    hung.write_text(f"#!/bin/sh\ntail -f {log} {marker} &\nexec tail -f {log} {marker}\n")
     hung.chmod(0o755)
     sandbox = BubblewrapSandbox(SandboxSpec(name="hung", root=tmp_path / "root"), bwrap=str(hung))
     await sandbox.start()
     log.touch()
     with pytest.raises(SandboxError, match="not booted within"):
         await sandbox.exec(["true"], stdout=log, stderr=log, timeout_s=20, boot_timeout_s=0.2)
-    assert marked(marker) == []
+    async with asyncio.timeout(10):
+        while marked(marker):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_t34_a_boot_that_is_cancelled_leaves_neither_process_nor_descriptor(shell_of: Any, marker: str) -> None:
+    shell = await shell_of()
+    await shell.run("true")
+    before = psutil.Process().num_fds()
+    for turns in range(6):
+        running = asyncio.create_task(shell.run(f"exec sleep 99 {marker}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait({running})
+    async with asyncio.timeout(10):
+        while marked(marker):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert psutil.Process().num_fds() == before
 
 
 async def test_a_boot_that_fails_says_why(tmp_path: Path) -> None:
@@ -290,6 +311,42 @@ async def test_limits_of_the_whole_sandbox(shell_of: Any) -> None:
     assert made
     await shell.sandbox.close(keep=False)
     assert not any(cgroup.exists() for cgroup in made)
+
+
+async def test_a_bubblewrap_that_is_killed_looks_like_its_command_killed() -> None:
+    pipes = os.pipe(), os.pipe()
+    process = await asyncio.create_subprocess_exec("sh", "-c", "kill -KILL $$")
+    tree = ProcessTree(process, *(read for read, _ in pipes))
+    assert await tree.wait() == 128 + signal.SIGKILL
+    await tree.kill()
+    for _, write in pipes:
+        os.close(write)
+
+
+async def test_a_copy_that_is_cancelled_as_it_ends_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = asyncio.Event()
+
+    class Ended:
+        async def communicate(self) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        def kill(self) -> None:
+            raise ProcessLookupError
+
+        async def wait(self) -> None: ...
+
+    async def ended(*_: object, **__: object) -> Ended:
+        return Ended()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", ended)
+    copying = asyncio.create_task(copy(tmp_path, tmp_path / "there"))
+    await started.wait()
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
 
 
 async def test_upload_and_download(shell_of: Any, tmp_path: Path) -> None:

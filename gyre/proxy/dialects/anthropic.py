@@ -269,15 +269,21 @@ def _assistant(blocks: list[_Block]) -> Message:
     calls = []
     for block in blocks:
         if block.type == "tool_use":
-            arguments = block.input if isinstance(block.input, dict) else {}
-            check_depth(arguments, f"tool_use {block.id}")
-            calls.append(ToolCall(block.id, block.name, arguments))
+            calls.append(ToolCall(block.id, block.name, _arguments(block)))
     return Message(
         role="assistant",
         text=join_text([_text(b) for b in blocks if b.type not in ("tool_use", "thinking", "redacted_thinking")]),
         reasoning=join_text([b.thinking for b in blocks if b.type == "thinking"]),
         tool_calls=tuple(calls),
     )
+
+
+def _arguments(block: _Block) -> dict[str, Any] | str:
+    """An object, or the text of what is none."""
+    check_depth(block.input, f"tool_use {block.id}")
+    if isinstance(block.input, dict | str):
+        return block.input
+    return {} if block.input is None else msgspec.json.encode(block.input).decode()
 
 
 def _result_text(block: _Block) -> str:
