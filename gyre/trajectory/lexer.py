@@ -2,7 +2,8 @@
 
 A marker is a special token, matched by its id and never by its spelling, or, where a family has no such token, a piece
 of decoded text. What is yielded is stable: no half of a UTF-8 character and no part of a spelled marker; such a
-beginning is held back until it is decided. How the ids were cut into chunks changes nothing but where text is cut.
+beginning is held back until it is decided. How the ids were cut into chunks changes nothing but where text is cut, and
+how many replacement characters stand for byte tokens (SentencePiece) that are not UTF-8.
 """
 
 import enum
@@ -47,7 +48,8 @@ class Lexer:
         self._beginnings = {marker[:end] for marker in texts for end in range(1, len(marker))}
         self._longest = max(map(len, self._beginnings), default=0)
         self._context: list[int] = []
-        """The token before the pending ones: some decoders write a token differently at the start of a text."""
+        """The tokens decoded before the pending ones. Some decoders write a token differently at the start of a text;
+        SentencePiece's write a run of byte tokens as characters only where all of it is UTF-8."""
         self._pending: list[int] = []
         self._held = ""
 
@@ -87,11 +89,11 @@ class Lexer:
             return ""
         else:
             before = self._decode(self._context) if self._context else ""
-            text = self._decode([*self._context, *self._pending])[len(before) :]
+            text = self._decode([*self._context, *pending])
+            text = text[len(before) :] if text.startswith(before) else self._decode(pending)
             if text.endswith(UNDECODED) and not last:
                 return ""
-            self._context = self._pending[-1:]
-            self._pending = []
+            self._context, self._pending = pending, []
         if last:
             self._context = []
         return text

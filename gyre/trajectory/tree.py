@@ -146,11 +146,11 @@ class TrajectoryTree:
             new = renderer.bridge(prompt, output, self._restored(conversation, match.start, flags), match.start)
         if new is None:
             flags.clear()
-            at, path = None, PathIds([])
             new = renderer.render(self._restored(conversation, 0, flags))
+            if new[: len(path)] != path.slice(0):
+                flags.add("prefix_break")
+            at, path = None, PathIds([])
         parent, prefix_len = longest_prefix(as_tokens(new), self._roots, at, len(path))
-        if match.turn is not None and prefix_len < self._nodes[match.turn].end:
-            flags.add("prefix_break")
         return PreparedCall(
             execution_id=self.execution_id,
             conversation=conversation,

@@ -7,10 +7,13 @@ import pytest
 from family_cases import KINDS, encode, family, reasons, sampled_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trajectory_helpers import EDIT, TOOLS, result, system, user
+from tokenizers import Tokenizer, decoders, models
+from trajectory_helpers import CHATML, EDIT, TOOLS, result, system, user
+from transformers import PreTrainedTokenizerFast
 
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 from gyre.trajectory.families import FAMILIES
+from gyre.trajectory.render import ChatRenderer
 
 HEAD = (system("You are a helpful agent."), user("list the files"))
 UNWRITTEN = ("default", "glm45", "minimax_m2", "deepseek_r1")
@@ -147,6 +150,29 @@ def test_half_a_character_repeated_is_decoded_in_time_linear_in_its_tokens(monke
     turn, deltas = streamed(renderer, [half] * 300, range(300))
     assert sum(lengths) < 10 * 300
     assert "".join(delta.text for delta in deltas) == turn.text == "�" * 300
+
+
+def test_characters_of_byte_tokens_next_to_each_other_are_read_whole():
+    """SentencePiece tokenizers (Llama 2, Mistral, Gemma) spell what they do not know as bytes, one token each."""
+    pieces = [
+        "<unk>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *map(chr, range(33, 127)),
+    ]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<unk>", eos_token="<|im_end|>", chat_template=CHATML
+    )
+    renderer = ChatRenderer(tokenizer, "default", thinking=False)
+    ids = encode(tokenizer, "a😀éé€€z")
+    for cuts in (range(len(ids)), (2, 7, 9), (8, 12)):
+        assert streamed(renderer, ids, cuts)[0].text == "a😀éé€€z"
+    turn, _ = streamed(renderer, [*encode(tokenizer, "€"), vocabulary["<0xFF>"], vocabulary["z"]], range(5))
+    assert turn.text == "€�z"
 
 
 @pytest.mark.parametrize("called", ["5", "true", '["Bash"]', '{"name": "Bash"}'])

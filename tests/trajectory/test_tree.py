@@ -266,6 +266,19 @@ def test_a_template_that_cannot_continue_a_path_is_flagged(renderer, tokenizer, 
         assert (prepared.prefix_len == len(tree.path_ids("c2"))) is canonical
 
 
+def test_a_broken_path_is_flagged_also_where_another_call_shares_as_much(tree, policy, renderer, monkeypatch):
+    monkeypatch.setattr(renderer, "bridge", lambda *_: None)
+    first, emitted = policy.ask(Conversation(HEAD), "answer")
+    longer = Conversation((*HEAD, emitted, user("and then " * 9)))
+    policy.ask(longer, "fine")
+    again, _ = policy.ask(Conversation(HEAD), "answer", canonical=False)
+    prepared = tree.prepare(longer, role=RoleClass.MAIN)
+    assert prepared.match.turn == again.call_id
+    assert prepared.prefix_len > len(tree.path_ids(again.call_id))
+    assert prepared.flags == ["context_turn", "prefix_break"]
+    assert first.output_ids != again.output_ids
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_calls_in_flight_commit_in_any_order(renderer, tokenizer, data):
