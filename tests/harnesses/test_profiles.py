@@ -128,7 +128,7 @@ def test_a_profile_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absolute path"):
         load_profile("mine.toml")
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(ConfigError, match="folder.toml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"folder\.toml: cannot be read"):
         load_profile(str(tmp_path / "folder.toml"))
 
 
