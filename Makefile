@@ -7,8 +7,10 @@ BIN := .venv/bin
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
 	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
+	@echo "make setup   only what demo and test set up: .venv, bubblewrap, two harnesses"
 	@echo "make unit    only the tests that start no harness, no engine and no worker process"
-	@echo "make harnesses    install every harness and run all tests against the real binaries"
+	@echo "make harnesses  install every harness and run all tests against the real binaries"
+	@echo "make sglang  set up SGLang for the CPU and run the engine contract against it"
 	@echo "make fuzz    14,000 hostile bodies at the proxy"
 
 setup:

@@ -18,14 +18,17 @@ import msgspec
 from demonstrations import JOB_MARK, SUBMIT
 
 from gyre.core.records import SessionAccess
-from gyre.harnesses import HarnessProfile, check, load_profile, prefix_of, prepare
+from gyre.harnesses import ContextWindow, HarnessProfile, check, load_profile, prefix_of, prepare
 from gyre.harnesses.launch import SANDBOX_PREFIX
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage
+from gyre.proxy.dialects.memo import Memo
 from gyre.trajectory.conversation import Conversation, Message, ToolCall
 
 HARNESSES = ("claude_code", "mini_swe_agent")
 CAPTURED = Path(__file__).parents[2] / ".cache/policy/captured.json"
+WINDOW = ContextWindow(max_context=2048, max_output=96)
+"""Of the quickstart, whose prompts these are."""
 PROBES = (("echo one > file", ""), ("cat file; echo two", "one\ntwo\n"), ("true", ""))
 """Commands that the scripted answerer asks for, with the output each must give."""
 
@@ -48,7 +51,7 @@ class _Answerer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         dialect = DIALECTS["anthropic" if "/messages" in self.path else "chat"]
         body = self.rfile.read(int(self.headers["content-length"]))
-        request = dialect.read(body, dict(self.headers.items()))
+        request = dialect.read(body, dict(self.headers.items()), Memo())
         self.requests.append(request.conversation)
         turn = sum(message.role == "assistant" for message in request.conversation.messages)
         end = TurnEnd(message=self._answer(turn, dialect.name), finish="stop", usage=Usage(prompt=1, output=1))
@@ -89,7 +92,7 @@ def captured(profile: HarnessProfile) -> Captured:
     access = SessionAccess(path="/capture", api_key="capture")
     url = f"http://127.0.0.1:{server.server_port}"
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as work:
-        launch = prepare(profile, prefix, instruction=JOB_MARK, access=access, proxy_url=url, home=home)
+        launch = prepare(profile, prefix, instruction=JOB_MARK, access=access, proxy_url=url, home=home, window=WINDOW)
         for path, content in launch.files.items():
             Path(home, path).write_text(content)
         run = subprocess.run(

@@ -5,11 +5,12 @@ A profile with `variant_of` is another one with some keys changed: another API o
 """
 
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from string import Template
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gyre.core.config import decode
 from gyre.core.errors import ConfigError
@@ -43,9 +44,9 @@ class HarnessProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     install: Install
     binary: str
     """Path of the executable; missing means not installed."""
-    version_command: list[str]
+    version_command: Annotated[list[str], Meta(min_length=1)]
     """Prints the version, among other words, within `start_timeout_s`."""
-    argv: list[str]
+    argv: Annotated[list[str], Meta(min_length=1)]
     env: dict[str, str] = {}
     files: dict[str, str] = {}
     """Path below HOME → content, written before the start."""
@@ -87,6 +88,9 @@ def read_profile(path: Path) -> HarnessProfile:
         data = _merged(_data(path.parent / f"{base}.toml"), data)
     profile = decode({"name": path.stem, **data}, HarnessProfile, where=str(path), base=path.parent)
     _check_variables(profile, str(path))
+    for file in map(PurePosixPath, profile.files):
+        if file.is_absolute() or ".." in file.parts:
+            raise ConfigError(f"{path}: files: {file} is not below HOME; name it relative to HOME, without `..`.")
     return profile
 
 
@@ -95,7 +99,9 @@ def _data(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such profile (`variant_of` names one beside it).") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a profile.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 

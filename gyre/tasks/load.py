@@ -19,6 +19,10 @@ RESERVED_DIRECTORIES = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev
 """What a sandbox mounts itself; a work directory cannot lie there."""
 
 
+HOME = PurePosixPath("/home/agent")
+"""Of the harness, in every sandbox."""
+
+
 def load_task(path: str | Path) -> Task:
     """Raises TaskError that names the directory and the broken part."""
     directory = Path(path).absolute()
@@ -98,6 +102,10 @@ def _workdir(directory: Path, workdir: str) -> str:
         raise TaskError(
             f"{directory}: task.toml: environment.workdir is {workdir!r}; use an absolute directory such as /app, "
             f"outside {', '.join(RESERVED_DIRECTORIES)}."
+        )
+    if HOME.is_relative_to(path):
+        raise TaskError(
+            f"{directory}: task.toml: environment.workdir is {workdir!r}, which hides the harness's {HOME}."
         )
     return str(path)
 

@@ -108,6 +108,9 @@ def test_an_unknown_harness_is_one_sentence() -> None:
         (("${instruction}", "costs $1"), "argv: a stray"),
         (('"chat"', '"smoke signals"'), "dialect"),
         (('binary = "${prefix}/run"', 'binary = "${api_key}"'), "binary: api_key is unknown"),
+        (("[install]", '[files]\n"/etc/cron.d/x" = ""\n[install]'), "files: /etc/cron.d/x is not below HOME"),
+        (("[install]", '[files]\n"../x" = ""\n[install]'), r"files: \.\./x is not below HOME"),
+        (('argv = ["${prefix}/run", "${instruction}"]', "argv = []"), "argv: expected `array` of length >= 1"),
     ],
 )
 def test_a_broken_profile_names_file_and_key(tmp_path: Path, change: tuple[str, str], why: str) -> None:
@@ -124,6 +127,9 @@ def test_a_profile_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
         load_profile(str(tmp_path / "nope.toml"))
     with pytest.raises(ConfigError, match="absolute path"):
         load_profile("mine.toml")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.toml: cannot be read"):
+        load_profile(str(tmp_path / "folder.toml"))
 
 
 def test_a_variant_changes_keys_and_shares_the_installation(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_missing_part_is_named(tmp_path: Path, missing: str, part: str) -> Non
         ("[environment]\nworkdir = 'app'", "environment.workdir"),
         ("[environment]\nworkdir = '/usr/share'", "environment.workdir"),
         ("[environment]\nworkdir = '/app/../etc'", "environment.workdir"),
+        ("[environment]\nworkdir = '/home'", "environment.workdir"),
         ("[environment]\nenv = {A = 1}", "environment.env"),
         ("environment = 3", "environment.workdir"),
         ("[[steps]]\nname = 'a'", "steps"),

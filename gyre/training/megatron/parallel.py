@@ -9,7 +9,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from gyre.core.errors import InvariantViolation
+from gyre.core.errors import ConfigError, InvariantViolation
 from gyre.training.config import ParallelConfig
 
 T = TypeVar("T")
@@ -17,7 +17,14 @@ T = TypeVar("T")
 
 def initialize(layout: ParallelConfig, rank: int, name: str, store: Store, timeout_s: float = 600.0) -> None:
     """Joins ranks 0..ranks−1 of a cell; all of them call this with the same `name`, which no other cell and no earlier
-    incarnation of this one has used. They are on one machine. Once per process."""
+    incarnation of this one has used. They are on one machine. Once per process. Raises ConfigError when this rank was
+    given a GPU that torch does not see: it would train on the CPU."""
+    device = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device and not torch.cuda.is_available():
+        raise ConfigError(
+            f"this rank has GPU {device}, and torch {torch.__version__} sees none: install torch with CUDA "
+            "(docs/training.md), or leave devices.ids empty"
+        )
     # Without this gloo listens on whatever interface the host name resolves to, if it does.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if dist.is_initialized():
