@@ -159,6 +159,8 @@ class MegatronTrainer:
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
+        if len(ids_T) < 2:
+            return []
         self._announce()
         targets = list(range(1, len(ids_T)))
         row = Row(
