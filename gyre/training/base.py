@@ -65,7 +65,7 @@ class Trainer(Protocol):
         ...
 
     async def micro_step(self, micro_step: MicroStep) -> MicroStepResult:
-        """Adds the micro-step's gradient to the local gradient. Either all of it or, on error, none.
+        """Adds the micro-step's gradient to the local gradient. After an error only `join` leads on.
 
         A cell with several pipeline stages answers when the losses are known and completes the gradient by `reduce`; to
         keep its pipeline full, have as many calls under way as it has stages. An error ends a cell of several ranks.

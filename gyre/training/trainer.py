@@ -108,15 +108,12 @@ class MegatronTrainer:
         self._require("micro_step", Phase.JOINED)
         micro.check(micro_step)
         self._announce()
-        if self._config.parallel.ranks > 1:
-            mine = self._evaluate(shares.share(micro_step, self._config.parallel.data)[parallel.data_rank()])
-            return None if mine is None else shares.combine(parallel.from_replicas(mine))
-        before = self._replica.snapshot_gradients()
-        try:
-            return self._evaluate(micro_step)
-        except BaseException:
-            self._replica.restore_gradients(before)
-            raise
+        # After an error the gradient is of no use: only `join` leads on.
+        self.phase = Phase.AWAKE
+        mine = self._evaluate(shares.share(micro_step, self._config.parallel.data)[parallel.data_rank()])
+        result = None if mine is None else shares.combine(parallel.from_replicas(mine))
+        self.phase = Phase.JOINED
+        return result
 
     def reduce(self, generation: int, members: int) -> None:
         """After GroupBroken the local gradient is as before and `reduce` may be called again."""
@@ -159,6 +156,8 @@ class MegatronTrainer:
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
+        if len(ids_T) < 2:
+            return []
         self._announce()
         targets = list(range(1, len(ids_T)))
         row = Row(
@@ -222,7 +221,7 @@ class MegatronTrainer:
 
     def _reduce_with_others(self, generation: int, members: int) -> None:
         # Both steps below work in place. The copy they can be undone with waits in host memory.
-        before = self._replica.snapshot_gradients("cpu")
+        before = self._replica.snapshot_gradients()
         self._replica.finish_gradients()
         broken = None
         try:

@@ -124,7 +124,9 @@ class TestTwoProcesses:
         await ask(pair.source, request("a", ids, 2))
         await ask(pair.destination, request("a", ids[:40], 2))
         ref = await pair.source.export_kv(TokenIds(ids))
+        before = (await pair.destination.status()).kv_tokens_received
         assert await pair.destination.import_kv(ref) == await pair.destination.import_kv(ref) == 64
+        assert (await pair.destination.status()).kv_tokens_received - before == 64 - 40
         moved = await ask(pair.destination, request("b", [*ids, 1], 5))
         assert moved.first.cached_tokens == 64
         close(moved.logprobs, pair.rig.expected([*ids, 1], moved.output_ids, 1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from training_cases import make_executions, micro_step
 
-from gyre.core.errors import InvariantViolation
+from gyre.core.errors import InvariantViolation, NotReady
 from gyre.training.trainer import MegatronTrainer
 from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
 
@@ -151,12 +151,11 @@ def test_gap_counts_targets_of_the_trained_version_only(trainer, executions) -> 
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_failed_micro_step_leaves_the_gradient_as_it_was(
+def test_after_a_failed_micro_step_only_join_leads_on(
     trainer, executions, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """Fails in the first layer's backward, after later layers have added theirs, in pack 0 and in pack 1."""
     trainer.micro_step(micro_step("good", executions[:2]))
-    before = trainer._replica.snapshot_gradients()[0]
     calls = 0
 
     def fail(_, __):
@@ -170,9 +169,19 @@ def test_a_failed_micro_step_leaves_the_gradient_as_it_was(
         trainer.micro_step(micro_step("bad", executions[2:], rows_per_pack=2))
     hook.remove()
     assert calls == at + 1
-    assert torch.equal(trainer._replica.snapshot_gradients()[0], before)
+    for refused in (lambda: trainer.micro_step(micro_step("good", executions[:2])), lambda: trainer.reduce(0, 1)):
+        with pytest.raises(NotReady, match="awake and cannot"):
+            refused()
+    trainer.join(0, None)
+    trainer.micro_step(micro_step("again", executions[:2]))
     trainer.micro_step(micro_step("bad", executions[2:], rows_per_pack=2))
     assert error(trainer._replica.snapshot_gradients()[0], gradient(trainer, micro_step("all", executions))) <= 1e-5
+
+
+def test_a_micro_step_makes_no_copy_of_the_gradient(trainer, executions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whose size a device has room for one."""
+    monkeypatch.setattr(trainer._replica, "snapshot_gradients", None)
+    assert trainer.micro_step(micro_step("m", executions)).targets > 0
 
 
 def test_a_loss_that_is_not_finite_is_refused(trainer, executions) -> None:

@@ -79,6 +79,7 @@ def test_score_equals_transformers(make_trainer, hf_model) -> None:
     with torch.no_grad():
         expected = hf_logprobs(hf_model, ids)
     assert torch.allclose(torch.tensor(trainer.score(ids)), expected, atol=1e-5)
+    assert trainer.score(ids[:1]) == []
 
 
 def test_phases_are_enforced(make_trainer) -> None:

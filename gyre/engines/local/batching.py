@@ -260,8 +260,8 @@ class Batcher:
         """*Paused.* Bytes [blocks, bytes of a block] of the longest prefix in memory."""
         return handoff.take(self._allocator, self._scheduler.routing, input_ids)
 
-    def put_kv(self, input_ids: list[int], blocks: torch.Tensor) -> int:
-        """*Paused.* Returns the blocks of the prefix in memory after what fits was stored."""
+    def put_kv(self, input_ids: list[int], blocks: torch.Tensor) -> tuple[int, int]:
+        """*Paused.* Returns the blocks of the prefix in memory after what fits was stored, and those that were."""
         return handoff.put(self._allocator, self._scheduler.routing, input_ids, blocks)
 
     @property

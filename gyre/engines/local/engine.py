@@ -265,10 +265,9 @@ class LocalEngine:
     def _import(self, batcher: Batcher, ref: KvRef) -> int:
         blocks = self._transport.pull(ref.snapshot)["blocks"]
         with batcher.pause():
-            held = batcher.put_kv(ref.input_ids.tolist(), blocks)
-        tokens = held * self._config.page_size
-        self._kv_received += tokens
-        return tokens
+            held, stored = batcher.put_kv(ref.input_ids.tolist(), blocks)
+        self._kv_received += stored * self._config.page_size
+        return held * self._config.page_size
 
     def _load(self, ref: WeightRef) -> None:
         assert self._batcher is not None

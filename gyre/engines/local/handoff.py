@@ -27,10 +27,11 @@ def take(allocator: Any, routing: RoutingMemory | None, input_ids: list[int]) ->
     return copied if routing is None else torch.cat((copied, routing.blocks(blocks)), dim=1)
 
 
-def put(allocator: Any, routing: RoutingMemory | None, input_ids: list[int], blocks: torch.Tensor) -> int:
+def put(allocator: Any, routing: RoutingMemory | None, input_ids: list[int], blocks: torch.Tensor) -> tuple[int, int]:
     """Stores blocks of the prefix of `input_ids` that are not here yet, as far as memory is free; evicts nothing.
-    Returns how many blocks of the prefix are in memory then."""
+    Returns how many blocks of the prefix are in memory then, and how many of them came now."""
     pool, ledger, size = allocator.pool, allocator.ledger, allocator.tokens_per_page
+    stored = 0
     parent: int | None = None
     for i, block in enumerate(blocks):
         parent = compute_block_hash(parent, input_ids[i * size : (i + 1) * size])
@@ -38,7 +39,7 @@ def put(allocator: Any, routing: RoutingMemory | None, input_ids: list[int], blo
             continue
         if pool.count_free_blocks(allocator.index) == 0:
             if pool.num_free_sectors == 0:
-                return i
+                return i, stored
             pool.allocate_sector(allocator.index)
         (place,) = pool.get_free_blocks(allocator.index, 1)
         kv = block[: allocator.bytes_per_block]
@@ -47,4 +48,5 @@ def put(allocator: Any, routing: RoutingMemory | None, input_ids: list[int], blo
             routing.put(place, block[allocator.bytes_per_block :])
         ledger.register_new_hash(place, parent)
         ledger.cached_blocks[place] = None
-    return len(blocks)
+        stored += 1
+    return len(blocks), stored

@@ -61,17 +61,18 @@ class Replica:
         return output
 
     def zero_gradients(self) -> None:
+        """Also after a backward pass that stopped half-way."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
         self.ddp.zero_grad_buffer()
 
-    def snapshot_gradients(self, device: str | None = None) -> list[torch.Tensor]:
-        """A copy of the gradient, where it is or on `device`."""
-        return [gradient.to(device or gradient.device, copy=True) for gradient in self.gradients]
+    def snapshot_gradients(self) -> list[torch.Tensor]:
+        """A copy of the gradient in host memory: a device that just holds one has no room for two."""
+        return [gradient.to("cpu", copy=True) for gradient in self.gradients]
 
     @torch.no_grad()
     def restore_gradients(self, snapshot: Sequence[torch.Tensor]) -> None:
-        """Puts the gradient back to a snapshot, also after a backward pass that stopped half-way."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        """Puts the gradient back to a snapshot."""
         for gradient, old in zip(self.gradients, snapshot, strict=True):
             gradient.copy_(old)
 
