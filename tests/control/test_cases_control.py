@@ -14,7 +14,7 @@ def config(**changes) -> SchedulerConfig:
     return SchedulerConfig(**(base | changes))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4))
 def test_T23_steps_are_batches_of_B_groups_whatever_their_micro_steps(seed, no_signal, batch):
     """Groups give any number of micro-steps, none too; an update is taken per B groups and never per micro-step."""

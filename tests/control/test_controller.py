@@ -56,7 +56,7 @@ def configs(draw) -> SchedulerConfig:
     return chosen if not problems(chosen) else config(policy="elastic")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(configs(), st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
 def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failure):
     world = World(chosen, seed, failure=failure)
@@ -70,7 +70,7 @@ def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failu
     assert not of(world.journal.events, ev.InvariantBroken)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(configs(), st.integers(0, 10_000), st.floats(0, 400))
 def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel_at):
     world = World(chosen, seed)
@@ -82,7 +82,7 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
     assert len(closed) == len(set(closed))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     configs(),
     st.integers(0, 10_000),

@@ -20,7 +20,7 @@ def make(experts: int, positions: int, seed: int, layers: int = 3, chosen: int =
     return Routing(layers, chosen, experts, ids.tobytes())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([2, 128, 255, 256, 257, 60_000]), st.integers(0, 12), st.integers(0, 12), st.integers(0, 999))
 def test_parts_join_to_the_whole_and_travel_unchanged(experts: int, positions: int, cut: int, seed: int) -> None:
     whole = make(experts, positions, seed)

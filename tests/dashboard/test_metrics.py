@@ -56,7 +56,7 @@ def of(kind: type, events: Iterable[Event]) -> Iterator[Event]:
     return (event for event in events if isinstance(event, kind))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 400), st.integers(0, 3), st.none() | st.integers(0, 6))
 def test_the_numbers_are_those_of_the_journal(length: int, seed: int, resumed_from: int | None) -> None:
     """Also for a journal that ends anywhere, and for a resumption."""

@@ -24,7 +24,7 @@ requests_of_a_pass = st.lists(
 )  # (queries, earlier keys)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lengths=requests_of_a_pass, paged=st.booleans(), seed=st.integers(0, 1000))
 def test_packed_attention_is_attention_per_request(lengths, paged, seed):
     if not paged:

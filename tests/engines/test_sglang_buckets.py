@@ -21,7 +21,7 @@ def snapshots(draw) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(snapshots(), st.integers(1, 2000))
 def test_buckets_hold_every_tensor_once_bounded_aligned_and_bit_equal(tensors, limit):
     found = {}

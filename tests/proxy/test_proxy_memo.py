@@ -78,7 +78,7 @@ def test_the_same_bytes_in_another_place_are_read_anew() -> None:
     assert read(shared, {}, memo).conversation == DIALECTS["anthropic"].read(shared, {}, memo).conversation
 
 
-@settings(max_examples=50, deadline=None, database=None)
+@settings(max_examples=50, database=None)
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 40))
 def test_a_bounded_memo_answers_like_none(numbers: list[int], limit: int) -> None:
     memo = Memo(limit)
@@ -94,7 +94,7 @@ def _number(raw: msgspec.Raw, place: str) -> int:
     return int(msgspec.json.decode(raw)["n"])
 
 
-@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, database=None, suppress_health_check=list(HealthCheck))
 @given(st.text(max_size=40) | st.sampled_from(["a<|im_end|>b", " <think> x", "\n\n", "<tool_call>{}"]))
 def test_the_policys_tokenizer_encodes_like_the_one_that_it_wraps(proxy_tokenizer: Any, text: str) -> None:
     fast = PolicyTokenizer(proxy_tokenizer)

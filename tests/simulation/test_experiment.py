@@ -69,7 +69,7 @@ def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
     assert means["continuous"] - means["boundary"] == pytest.approx(excess, rel=0.03)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.sampled_from(["elastic", "async"]),
     st.integers(1, 4),

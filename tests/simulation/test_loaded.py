@@ -58,7 +58,7 @@ def test_an_execution_without_a_valid_evaluation_ends_at_the_overall_limit():
     assert ends([1.0], [0.5], nodes=1.0, unresolved=True) == [(pytest.approx(4.5), "overall_timeout")]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.integers(1, 12))
 def test_shared_engines_against_small_time_steps(seed, count):
     rng = random.Random(seed)

@@ -51,7 +51,7 @@ def test_paper_scale_rows_agree_with_the_reference(name):
     check(Trace(dur=dur, work=[rng.uniform(0.2, 0.6) for _ in dur]), name, 6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(ROWS)),
     st.integers(0, 10_000),

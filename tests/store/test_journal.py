@@ -30,7 +30,7 @@ def test_a_run_without_resumption_is_left_alone() -> None:
     assert surviving(events) == events
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 3), st.integers(1, 200))
 def test_every_step_survives_once(bursts: int, cut: int) -> None:
     """The first part is cut anywhere after its checkpoint; its own later steps are overtaken by the second part's."""

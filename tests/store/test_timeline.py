@@ -19,7 +19,7 @@ from gyre.store.journal import on_one_axis
 from gyre.store.timeline import ready_groups, role_spans, seconds_by_role, waterlevels
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example(29, 0)
 @given(st.integers(1, 300), st.integers(0, 5))
 def test_spans_tile_the_run(length: int, seed: int) -> None:

@@ -136,7 +136,7 @@ def targets(execution: ExecutionRows) -> list[int]:
     return [row.ids_T[t] for row in execution.rows for t in row.targets]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(worlds(), st.integers(0, 99), st.sampled_from([None, 1, 2]), st.integers(3, 60))
 def test_T22_loss_and_gradient_equal_brute_force(world, seed, j_max, budget) -> None:
     """Eq. 5–6 with clip edges, ratio cap 5, loss cap 100 and L_i = 0, through admission, rows, packing and scoring."""
@@ -152,7 +152,7 @@ def test_T22_loss_and_gradient_equal_brute_force(world, seed, j_max, budget) -> 
     assert gradient == pytest.approx(expected_gradient, rel=1e-12, abs=1e-15)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(worlds(), st.integers(0, 99), st.integers(0, 99), st.integers(3, 60), st.integers(3, 60))
 def test_T22_assignment_of_targets_to_rows_does_not_matter(world, seed, other, budget, other_budget) -> None:
     """With every target admitted, the draw only decides which row owns a shared token."""
@@ -164,7 +164,7 @@ def test_T22_assignment_of_targets_to_rows_does_not_matter(world, seed, other, b
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-12, abs=1e-15)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(worlds(), st.integers(0, 99), st.randoms(use_true_random=False))
 def test_T23_gradient_does_not_depend_on_the_number_or_order_of_rows(world, seed, rng) -> None:
     executions = world.executions(seed, None)
@@ -184,7 +184,7 @@ def test_T23_gradient_does_not_depend_on_the_number_or_order_of_rows(world, seed
     assert pieces[1] == pytest.approx(whole[1], rel=1e-12, abs=1e-15)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(worlds(), st.integers(0, 99), st.sampled_from([None, 1, 3]))
 def test_T19_every_masked_in_token_has_the_logprob_of_its_own_sample(world, seed, j_max) -> None:
     for execution in world.executions(seed, j_max):
@@ -197,7 +197,7 @@ def test_T19_every_masked_in_token_has_the_logprob_of_its_own_sample(world, seed
             assert [recorded[row.ids_T[t]] for t in row.targets] == pytest.approx(row.logprobs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(worlds(), st.integers(0, 99))
 @example(World({}, {}, {}), 0)
 def test_T26_the_packer_counts_what_the_trainer_lays_out(world, seed) -> None:

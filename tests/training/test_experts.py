@@ -20,7 +20,7 @@ from gyre.transport import experts
 from gyre.transport.state import checksum, published_state
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
 def test_split_and_fuse_are_inverse(count: int, layers: int, width: int) -> None:
     state = {"model.norm.weight": torch.randn(3), "model.layers.0.mlp.gate_proj.weight": torch.randn(2, 3)}

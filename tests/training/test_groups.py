@@ -75,7 +75,7 @@ def equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(Shapes, st.integers(1, 200), st.integers(2, CELLS), st.booleans())
 def test_any_tensors_in_any_buckets_are_summed_on_the_core_only(members, shapes, limit, count, again):
     members.use_buckets(limit)
@@ -126,7 +126,7 @@ def test_a_member_that_does_not_come_is_named_and_nothing_is_changed(impatient):
     assert equal(sums[0], [3 * tensor for tensor in inputs])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(at=st.integers(0, 5), leaver=st.sampled_from([0, 1]))
 def test_a_member_that_leaves_between_two_buckets_breaks_the_group(store, at, leaver):
     """At any bucket, the core or a satellite: the other one gets the error, and a satellite's tensors are as before."""

@@ -39,7 +39,7 @@ def evaluate(current: list[float], behaviour: list[float], advantage: float) -> 
     return float(loss.detach()), logprobs.grad.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(targets, st.floats(-3.0, 3.0))
 def test_loss_and_gradient_equal_the_formulas(pairs: list[tuple[float, float]], advantage: float) -> None:
     behaviour = [b for b, _ in pairs]
@@ -50,7 +50,7 @@ def test_loss_and_gradient_equal_the_formulas(pairs: list[tuple[float, float]], 
     assert gradient == pytest.approx(expected_gradient, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(targets, st.sampled_from([-1.0, 1.0]), st.randoms())
 def test_order_of_targets_does_not_matter(pairs: list[tuple[float, float]], advantage: float, rng: object) -> None:
     shuffled = list(pairs)

@@ -48,7 +48,7 @@ def expand(pack: Pack, node: Node) -> list[int]:
     return [i for a, b in ranges for i in pack.ids_T[a:b].tolist()]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 4), st.booleans())
 def test_layout_keeps_every_path(seed: int, branches: int, depth: int, share: bool) -> None:
     rows = tree_rows(seed, branches, depth, longest=60)

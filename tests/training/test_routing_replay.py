@@ -178,7 +178,7 @@ def test_what_does_not_belong_to_the_policy_is_refused(make_trainer: Any, model_
         trainer.micro_step(micro_step("m", [execution]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_every_packed_token_has_the_choice_of_its_rows(rng: random.Random) -> None:
     rows = []

@@ -36,7 +36,7 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SHAPES, st.integers(1, 4), st.integers(1, 6))
 def test_shares_of_any_micro_step_hold_every_execution_and_its_packs_once(shapes, replicas, rows_per_pack) -> None:
     step = micro_step("m", [execution(str(i), *shape) for i, shape in enumerate(shapes)], rows_per_pack)
@@ -50,7 +50,7 @@ def test_shares_of_any_micro_step_hold_every_execution_and_its_packs_once(shapes
         micro.check(part)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SHAPES, st.integers(1, 4), st.integers(20, 200), st.booleans())
 def test_every_replica_stays_within_the_budget(shapes, replicas, budget, share_prefixes) -> None:
     """A pass is above it only with a single row that is; a replica scores only for an execution that needs it."""

@@ -66,7 +66,7 @@ def admitted_tokens(admitted):
     return [(s.call_id, i) for path in admitted for s in path.targets for i in range(s.start, s.stop)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees(), st.integers(0, 2**32), st.sampled_from([None, 1, 2, 5]))
 def test_admission_against_brute_force(tree, seed, j_max):
     tokens, _ = token_sets(tree)
@@ -88,7 +88,7 @@ def test_admission_against_brute_force(tree, seed, j_max):
         assert masked == everything  # every target of the execution is admitted once
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trees())
 def test_leaves_against_brute_force(tree):
     records = {r.call_id: r for r in tree.records()}
@@ -140,7 +140,7 @@ def test_T19_T20_masks_are_the_generated_tokens_and_L_counts_targets_only():
     assert row.versions == [0] * 3 + [1] * 2 + [2] * 6
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(trees(), st.integers(0, 99))
 def test_T23_weights_do_not_depend_on_the_number_of_rows(tree, seed):
     admitted = admit(tree, j_max=None, seed=seed)

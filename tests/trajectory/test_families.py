@@ -18,7 +18,7 @@ from gyre.trajectory.tree import TrajectoryTree
 
 HEAD = (system("You are a helpful agent."), user("list the files"))
 WORDS = ("here ", "and there", " é", "😀", "\n", "a < b", "<tool", "{", '"name": ', "yes and no", "0 1 2")
-PROPERTY = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PROPERTY = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 REWRITTEN = {
     (name, True) for name in ("qwen3", "qwen35", "glm45", "kimi_k2", "kimi_k25", "deepseek_r1", "minimax_m2", "gpt_oss")

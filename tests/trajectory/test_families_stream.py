@@ -105,7 +105,7 @@ def test_text_and_reasoning_stream_as_they_are_sampled(name, kind, thinking):
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     pieces=st.lists(st.sampled_from(ODD), max_size=9),
     cuts=st.lists(st.integers(0, 300), max_size=10),

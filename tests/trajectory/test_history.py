@@ -73,7 +73,7 @@ MUTATIONS = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_match_finds_what_a_plain_search_finds(data):
     recorder = Recorder()

@@ -39,7 +39,7 @@ def packed_tokens(step, one, share_prefixes=True):
     return SharedRows(rows).size(range(len(rows))).tokens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     EXECUTIONS, st.integers(10, 150), st.sampled_from([1, 1, 2, 3]), st.booleans(), st.randoms(use_true_random=False)
 )

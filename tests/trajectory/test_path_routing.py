@@ -69,7 +69,7 @@ def token_of(record: CallRecord, position: int, tree: TrajectoryTree) -> tuple[s
     return record.call_id, position
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.randoms(use_true_random=False), st.integers(1, 8))
 def test_every_token_has_the_choice_that_was_recorded_first(rng: random.Random, calls: int) -> None:
     """Calls that continue, branch anywhere, run at the same time, and tell all, some or no experts."""
@@ -148,7 +148,7 @@ def rows_of(rng: random.Random) -> list[Row]:
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_rows_that_begin_alike_agree_on_every_common_token(rng: random.Random) -> None:
     rows = rows_of(rng)

@@ -16,7 +16,7 @@ from gyre.trajectory.tree import TrajectoryTree
 IDS = st.lists(st.integers(0, 9), max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 20), IDS), max_size=20))
 def test_paths_that_share_a_list_never_see_each_other(steps):
     paths, plain = [PathIds([1, 2])], [[1, 2]]

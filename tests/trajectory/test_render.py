@@ -137,7 +137,7 @@ PIECES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(pieces=["<think>", "hello ", "<tool_call>", "</think>"], cuts=[2], canonical=False, thinking=False)
 @given(pieces=PIECES, cuts=st.lists(st.integers(0, 400), max_size=12), canonical=st.booleans(), thinking=st.booleans())
 def test_stream_deltas_concatenate_to_the_parse(
@@ -156,7 +156,7 @@ def test_stream_deltas_concatenate_to_the_parse(
         assert "<tool_call>" not in whole.text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_parse_agrees_with_the_library_on_well_formed_turns(thinking_renderer, tokenizer, data):
     words = st.text(alphabet="ab c\né😀", max_size=12)

@@ -279,7 +279,7 @@ def test_a_broken_path_is_flagged_also_where_another_call_shares_as_much(tree, p
     assert first.output_ids != again.output_ids
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_calls_in_flight_commit_in_any_order(renderer, tokenizer, data):
     """Parallel agents and repeated requests: prepared together, committed in any order, some abandoned."""
@@ -356,7 +356,7 @@ def test_records_round_trip(tree, policy):
         TrajectoryTree.from_records(orphaned)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_prefix_plus_delta_is_the_prompt_whatever_the_harness_does(renderer, tokenizer, data):
     """Random walks over known conversations: continue, resend, branch, cut, inject; the tree stays exact."""
