@@ -268,12 +268,12 @@ def check(config: RunConfig, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
     try:
         model = msgspec.json.decode((config.policy.model / "config.json").read_bytes(), type=dict[str, Any])
+        require_trainable(model, f"{where}: policy.model = {config.policy.model}")
         sizes = msgspec.convert(model, _Sizes)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"{where}: config.json of policy.model = {config.policy.model} is not that of a language model ({error})"
         ) from None
-    require_trainable(model, f"{where}: policy.model = {config.policy.model}")
     if config.trainer.replay_routing and not expert_count(model):
         raise ConfigError(
             f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "
