@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from gyre.core.records import SessionAccess
 from gyre.proxy.answer import CallAnswer, error_response
 from gyre.proxy.dialects import DIALECTS
-from gyre.proxy.dialects.base import Dialect
+from gyre.proxy.dialects.base import Dialect, WireRequest
 from gyre.proxy.errors import CallError, Fault
 from gyre.proxy.session import Session
 
@@ -82,9 +82,7 @@ def create_app(door: Door, limits: Limits) -> ASGIApp:
         async def endpoint(request: Request) -> ASGIApp:
             try:
                 session = door.enter(request)
-                with session.receiving():
-                    body = await _body(request, limits)
-                wire = dialect.read(body, request.headers, session.memo)
+                wire = await _wire(request, session, dialect, limits)
                 call = session.begin(wire, dialect.name)
             except CallError as error:
                 return error_response(dialect, error)
@@ -96,9 +94,7 @@ def create_app(door: Door, limits: Limits) -> ASGIApp:
         dialect = DIALECTS["anthropic"]
         try:
             session = door.enter(request)
-            with session.receiving():
-                body = await _body(request, limits)
-            wire = dialect.read(body, request.headers, session.memo)
+            wire = await _wire(request, session, dialect, limits)
             return _json({"input_tokens": session.count_tokens(wire)})
         except CallError as error:
             return error_response(dialect, error)
@@ -142,6 +138,12 @@ def create_app(door: Door, limits: Limits) -> ASGIApp:
         Route("/{rest:path}", elsewhere, methods=every),
     ]
     return Starlette(routes=routes, exception_handlers={Exception: failed})
+
+
+async def _wire(request: Request, session: Session, dialect: Dialect, limits: Limits) -> WireRequest:
+    with session.receiving():
+        body = await _body(request, limits)
+    return dialect.read(body, request.headers, session.memo)
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
