@@ -176,21 +176,23 @@ def _finished(events: Sequence[Event]) -> RunFinished | None:
 
 def _joins(line: Sequence[Event]) -> list[Join]:
     """A cell that was lost in a batch and joined it again has two; what went back to the queue it did not do."""
-    joins: dict[tuple[int, int], list[int]] = {}
-    order: list[tuple[int, int, int]] = []
+    joined: list[CellJoined] = []
+    done: list[int] = []
+    latest: dict[tuple[int, int], int] = {}
+    """(cell, step) → its last join."""
     for event in line:
         match event:
             case CellJoined(cell=cell, step=step, late=True) if cell > 0:
-                counts = joins.setdefault((cell, step), [])
-                order.append((cell, step, len(counts)))
-                counts.append(0)
-            case MicroStepDone(cell=cell, step=step) if (cell, step) in joins:
-                joins[cell, step][-1] += 1
-            case MicroStepsReturned(cell=cell, step=step) if (cell, step) in joins:
-                joins[cell, step][-1] = 0
+                latest[cell, step] = len(joined)
+                joined.append(event)
+                done.append(0)
+            case MicroStepDone(cell=cell, step=step) if (cell, step) in latest:
+                done[latest[cell, step]] += 1
+            case MicroStepsReturned(cell=cell, step=step) if (cell, step) in latest:
+                done[latest[cell, step]] = 0
             case _:
                 pass
-    return [Join(cell=cell, step=step, micro_steps=joins[cell, step][index]) for cell, step, index in order]
+    return [Join(cell=event.cell, step=event.step, micro_steps=n) for event, n in zip(joined, done, strict=True)]
 
 
 def _executions(
