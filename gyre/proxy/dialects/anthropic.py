@@ -22,12 +22,12 @@ from gyre.proxy.dialects.base import (
 )
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, Fault
+from gyre.trajectory.canonical import BILLING_PREFIX, drop_billing
 from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 
 SIGNATURE = "gyre"
 """Clients drop or rewrite thinking without a signature; any constant keeps it."""
 
-_BILLING = "x-anthropic-billing-header:"
 _FOR_CLAUDE_ONLY = ("bash_", "text_editor_", "computer_", "memory_")
 """Types of tools that harnesses run but do not describe: Anthropic's models were trained to know them."""
 _ERROR_TYPES = {
@@ -226,8 +226,8 @@ def _stop_reason(end: TurnEnd) -> str:
 
 def _system(system: str | list[_Block]) -> tuple[str, tuple[str, ...]]:
     blocks = [system] if isinstance(system, str) else [block.text for block in system]
-    transport = tuple(block for block in blocks if block.startswith(_BILLING))
-    return join_text([block for block in blocks if not block.startswith(_BILLING)]), transport
+    transport = tuple(block for block in blocks if block.startswith(BILLING_PREFIX))
+    return join_text(drop_billing(blocks)), transport
 
 
 def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
