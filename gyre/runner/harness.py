@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 
 from gyre.core.errors import ConfigError, SandboxError
+from gyre.core.paths import HOME
 from gyre.core.records import SessionAccess
 from gyre.evaluation import digest
 from gyre.harnesses import HarnessLaunch, HarnessProfile, prefix_of, prepare
 from gyre.runner.config import RunnerConfig
 from gyre.runner.failures import Cause, Ending
 from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, Sandbox, SandboxSpec
-from gyre.sandboxes.base import HOME
 from gyre.sandboxes.files import tail
 from gyre.tasks import Task
 

@@ -14,8 +14,6 @@ import msgspec
 PROXY_URL = "http://127.0.0.1:8080"
 """Where a harness reaches the proxy from inside."""
 
-HOME = "/home/agent"
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Resource limits. Memory and processes count for the whole sandbox and need a writable cgroup; the others are

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import ConfigError, SandboxError
-from gyre.sandboxes.base import HOME, ExecResult, SandboxSpec
+from gyre.core.paths import HOME
+from gyre.sandboxes.base import ExecResult, SandboxSpec
 from gyre.sandboxes.files import copy, ensure_inside, remove_tree, tail
 from gyre.sandboxes.limits import limited, make_cgroups, remove_cgroups
 from gyre.sandboxes.tree import ProcessTree

@@ -11,16 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from gyre.core.errors import TaskError
+from gyre.core.paths import HOME
 from gyre.tasks.task import Task, TaskLimits
 
 T = TypeVar("T")
 
 RESERVED_DIRECTORIES = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev", "/run", "/tests", "/logs", "/opt")
 """What a sandbox mounts itself; a work directory cannot lie there."""
-
-
-HOME = PurePosixPath("/home/agent")
-"""Of the harness, in every sandbox."""
 
 
 def load_task(path: str | Path) -> Task:
@@ -103,7 +100,7 @@ def _workdir(directory: Path, workdir: str) -> str:
             f"{directory}: task.toml: environment.workdir is {workdir!r}; use an absolute directory such as /app, "
             f"outside {', '.join(RESERVED_DIRECTORIES)}."
         )
-    if HOME.is_relative_to(path):
+    if PurePosixPath(HOME).is_relative_to(path):
         raise TaskError(
             f"{directory}: task.toml: environment.workdir is {workdir!r}, which hides the harness's {HOME}."
         )
