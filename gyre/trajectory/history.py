@@ -149,17 +149,18 @@ class History:
         for at in range(len(messages) - 1, -1, -1) if by_place else ():
             if messages[at].role != "assistant":
                 continue
-            turns = [turn for name in _identities(messages, at) for turn in by_place.get((at, name), ())]
-            if len(turns) > 1:
-                # Stable: the latest first among equals.
-                turns.sort(key=lambda turn: turn.seq, reverse=True)
-                turns.sort(key=lambda turn: (turn.agent_id != agent_id, turn.emitted != messages[at]))
-            for turn in turns:
-                known = self._latest.get(turn.call_id, ())
-                if known and known == messages[:at]:
-                    return turn, known
-                if _repeats(messages, turn, checked):
-                    return turn, ()
+            for name in _identities(messages, at):
+                turns = list(by_place.get((at, name), ()))
+                if len(turns) > 1:
+                    # Stable: the latest first among equals.
+                    turns.sort(key=lambda turn: turn.seq, reverse=True)
+                    turns.sort(key=lambda turn: (turn.agent_id != agent_id, turn.emitted != messages[at]))
+                for turn in turns:
+                    known = self._latest.get(turn.call_id, ())
+                    if known and known == messages[:at]:
+                        return turn, known
+                    if _repeats(messages, turn, checked):
+                        return turn, ()
         return None, ()
 
     def _places(self, tools: tuple[Tool, ...]) -> _Places:
@@ -190,8 +191,8 @@ def _identity(emitted: Message) -> Identity:
 
 
 def _identities(messages: tuple[Message, ...], echo: int) -> Iterator[Identity]:
-    """What the emitted turn may be known by. An echo that lost its calls is followed by their results (case T04)."""
-    yield _identity(messages[echo])
+    """What the emitted turn may be known by, the surest first. An echo that lost its calls is followed by their results
+    (case T04), which say more than its text."""
     if not messages[echo].tool_calls:
         results = set()
         for message in messages[echo + 1 :]:
@@ -200,6 +201,7 @@ def _identities(messages: tuple[Message, ...], echo: int) -> Iterator[Identity]:
             results.add(message.tool_call_id)
         if results:
             yield frozenset(results)
+    yield _identity(messages[echo])
 
 
 def _same_messages(stored: tuple[Message, ...], incoming: tuple[Message, ...]) -> bool:

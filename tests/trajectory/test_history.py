@@ -30,11 +30,13 @@ class Recorder:
 
     def expected(self, conversation):
         """(call id, position) by comparing every turn with the conversation, message by message."""
-        best = (None, -1)
+        best, surest = (None, -1), (-1, False)
         for turn in self.turns:
             position = len(turn[2].messages)
-            if position >= best[1] and turn[2].tools == conversation.tools and repeats(turn, conversation.messages):
-                best = (turn[0], position)
+            # Of an echo without calls, one that is followed by the results of a turn's calls is that turn's.
+            sure = (position, bool(turn[3].tool_calls))
+            if sure >= surest and turn[2].tools == conversation.tools and repeats(turn, conversation.messages):
+                best, surest = (turn[0], position), sure
         return best
 
 
@@ -130,3 +132,14 @@ def test_equal_messages_are_stored_once():
 
 def test_a_history_without_turns_matches_nothing():
     assert History().match(Conversation(HEAD, TOOLS), "") == Match(turn=None, start=0)
+
+
+def test_T04_results_name_their_turn_before_a_turn_of_the_same_text_does():
+    recorder = Recorder()
+    start = Conversation(HEAD, TOOLS)
+    call = ToolCall("call_1", "Bash", {})
+    recorder.answer(start, Message(role="assistant", text="done"))
+    called = recorder.answer(start, Message(role="assistant", text="done", tool_calls=(call,)))
+    assert called.turn is None
+    echo = Conversation((*HEAD, Message(role="assistant", text="done"), result(call, "out")), TOOLS)
+    assert recorder.history.match(echo, "").turn == recorder.turns[1][0]
