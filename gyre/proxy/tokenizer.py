@@ -1,39 +1,68 @@
 """The policy's tokenizer, from disk only."""
 
-from functools import lru_cache
+import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
+import fastokens
+
 from gyre.core.errors import ConfigError
 
-_SHORT = 32
+log = logging.getLogger(__name__)
+
+_PROBES = (
+    "<|im_start|>user\nDon't  I'LL \tx=12345;// naïve e\u0301 漢字 한국어 🙂👩\u200d👧\r\n\r\n   end  ",
+    "def f(a_b, *c):\n    return {'k': [1.5e-3, \"\\u00e9\"]}\n\n\n#### <|im_end|></s>",
+    "½ ١٢٣ \u00a0\u3000\ufeffﬁ Å A\u030a\x00",
+)
 
 
 class PolicyTokenizer:
-    """A Hugging Face tokenizer without what the proxy never asks of it.
+    """A Hugging Face tokenizer that encodes what is new in a prompt, a tool's output above all, many times faster.
 
-    `encode` and `decode` go straight to the library below: transformers' own bookkeeping costs ten times as much as
-    the work on a short text. And it cannot be called for character offsets, so that renderers do not attribute every
-    token to the text that it came from. Everything else is the tokenizer's."""
+    `encode` is fastokens' and `decode` that of the library below transformers, whose own bookkeeping costs ten times as
+    much as the work on a short text. It cannot be called for character offsets, so that renderers do not attribute
+    every token to the text that it came from. Everything else is the tokenizer's."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._core = tokenizer.backend_tokenizer
         self._core.no_truncation()
         self._core.no_padding()
-        # Templates put the same few short texts between messages, in every prompt.
-        self._encode_short = lru_cache(maxsize=1024)(self._encode)
+        self._fast = self._faster()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list((self._encode_short if len(text) <= _SHORT else self._encode)(text, add_special_tokens))
+        if self._fast is not None:
+            # It refuses bytes that are missing in the vocabulary; the original leaves them out.
+            with contextlib.suppress(ValueError):
+                ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+                return ids
+        return self._exact(text, add_special_tokens)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
         """Exactly what the tokens say: spaces before punctuation are kept."""
         text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Of one text; unlike `encode` it keeps no character offsets.
+    def _faster(self) -> Any:
+        """None for a tokenizer that fastokens does not know (not BPE, rare normalizers) or reads differently."""
+        try:
+            fast = fastokens.Tokenizer.from_json_str(self._core.to_str())
+            same = all(
+                fast.encode(text, add_special_tokens=special).ids == self._exact(text, special)
+                for text in _PROBES
+                for special in (False, True)
+            )
+        except ValueError as error:
+            log.info("fastokens does not take this tokenizer (%s): prompts are encoded at the usual speed", error)
+            return None
+        if not same:
+            log.warning("fastokens encodes otherwise than this tokenizer: prompts are encoded at the usual speed")
+        return fast if same else None
+
+    def _exact(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Of one text; unlike the library's `encode` it keeps no character offsets.
         (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
