@@ -4,7 +4,7 @@ Reads one JSON order on standard input, prints `{"http": PORT, "rpc": ADDRESS}`,
 It is written on raw bytes, so that it costs next to nothing beside the proxies that are measured:
   http  OpenAI chat completions as vLLM answers them with `return_token_ids`, vLLM's `/inference/v1/generate`, and
         plain chat completions under `/direct`
-  rpc   Gyre's Engine RPC; the prompt ids of the request come back unread, as bytes
+  rpc   Gyre's Engine RPC; the digest of the prompt ids of the request comes back
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine
 from gyre.rpc.service import CHANNEL_OPTIONS, path
 
@@ -82,7 +83,7 @@ class Http(asyncio.Protocol):
 
 
 class _Asked(msgspec.Struct):
-    input_ids: msgspec.Raw
+    input_ids: bytes
 
 
 class RawEngine(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -99,7 +100,7 @@ class RawEngine(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _generate(self, data: bytes, _: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         # Arguments travel as a list of one struct.
         asked = msgspec.msgpack.decode(data, type=tuple[_Asked])[0]
-        yield self._encoder.encode({**self._chunk, "prompt_ids": asked.input_ids})
+        yield self._encoder.encode({**self._chunk, "prompt_digest": TokenIds(asked.input_ids).digest})
 
 
 async def main() -> None:

@@ -4,6 +4,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
+import xxhash
+
 
 class TokenIds(Sequence[int]):
     """A read-only sequence of token ids. Equal to any sequence with the same ids; slices and sums are lists.
@@ -24,6 +26,12 @@ class TokenIds(Sequence[int]):
         if len(self.packed) % 4:
             raise ValueError(f"{len(self.packed)} bytes are no packed token ids: each takes four.")
         self._view = memoryview(self.packed).cast("i")
+
+    @property
+    def digest(self) -> bytes:
+        """What two processes compare instead of sending the ids twice: XXH3 of `packed`, 16 bytes. Against mistakes,
+        not against somebody who looks for a collision."""
+        return xxhash.xxh3_128_digest(self.packed)
 
     def tolist(self) -> list[int]:
         return self._view.tolist()

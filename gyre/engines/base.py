@@ -44,8 +44,9 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int] = []
     """Policy version of the weights that produced each token."""
     finish: FinishReason | None = None
-    prompt_ids: TokenIds | None = None
-    """First chunk only: the prompt ids that the engine actually used, for the caller's equality check."""
+    prompt_digest: bytes | None = None
+    """First chunk only: `TokenIds.digest` of the prompt ids that the engine actually used, for the caller's equality
+    check."""
     cached_tokens: int = 0
     """First chunk only: prompt tokens served from the prefix cache."""
     routing: Routing | None = None

@@ -26,6 +26,9 @@ class Leg:
         self.kv_tokens = 0
         """Tokens whose KV went along to where the call goes on."""
         self.engine = engine
+        self._whole = False
+        """The engine has said the last of it and ends the stream itself, which costs less than to cancel it. When it
+        dies before, the connection's keep-alive ends it."""
         self._received: asyncio.Queue[_Item] = asyncio.Queue()
         self._task = asyncio.create_task(self._receive())
 
@@ -49,7 +52,7 @@ class Leg:
                 return
             if isinstance(item, GyreError):
                 raise item
-            if first and item.prompt_ids != self.request.input_ids:
+            if first and item.prompt_digest != self.request.input_ids.digest:
                 raise PromptMismatch(f"engine of cell {self.cell} answered for other prompt ids than the ones sent")
             if not len(item.output_ids) == len(item.logprobs) == len(item.versions):
                 raise InvariantViolation(f"engine of cell {self.cell} sent a chunk with lists of unequal length")
@@ -68,13 +71,15 @@ class Leg:
 
     def cut(self) -> None:
         """Ends the leg from this side; what was received stays readable."""
-        self._task.cancel()
+        if not self._whole:
+            self._task.cancel()
 
     async def _receive(self) -> None:
         try:
             async with aclosing(self.engine.generate(self.request)) as stream:  # type: ignore[type-var]
                 async for chunk in stream:
                     self._received.put_nowait(chunk)
+                    self._whole = chunk.finish is not None
         except GyreError as error:
             self._received.put_nowait(error)
         finally:

@@ -82,7 +82,7 @@ class _Policy:
             logprobs=[0.0] * count,
             versions=[0] * count,
             finish="stop" if self.complete else None,
-            prompt_ids=request.input_ids,
+            prompt_digest=request.input_ids.digest,
         )
         self.said.set()
         if not self.complete:

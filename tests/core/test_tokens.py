@@ -17,6 +17,7 @@ def test_token_ids_behave_like_their_list(one, other):
     assert TokenIds(packed.packed) == packed == TokenIds(packed)
     assert (list(packed), len(packed), packed + other, packed[1:]) == (one, len(one), one + other, one[1:])
     assert (packed == TokenIds(other), packed != other) == (one == other, one != other)
+    assert (packed.digest == TokenIds(other).digest) == (one == other)
 
 
 def test_what_is_no_token_id_is_refused():
@@ -36,5 +37,5 @@ def test_token_ids_travel_packed(prompt):
     wire = method.encode_arguments((request,))
     assert TokenIds(prompt).packed in wire
     assert method.decode_arguments(wire) == (request,)
-    chunk = GenerateChunk(output_ids=[1], logprobs=[0.0], versions=[0], prompt_ids=TokenIds(prompt))
+    chunk = GenerateChunk(output_ids=[1], logprobs=[0.0], versions=[0], prompt_digest=TokenIds(prompt).digest)
     assert method.decode_result(method.encode_result(chunk)) == chunk

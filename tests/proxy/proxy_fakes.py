@@ -115,9 +115,10 @@ class ScriptedEngine:
         position, complete = 0, False
         told = request.routing_from
         try:
-            first: list[int] | None = [*request.input_ids]
-            if self.corrupt_prompt and first:
-                first[0] += 1
+            used = [*request.input_ids]
+            if self.corrupt_prompt and used:
+                used[0] += 1
+            first: bytes | None = TokenIds(used).digest
             while position < len(answer):
                 if self.step is not None:
                     step = asyncio.ensure_future(self.step(position))
@@ -130,7 +131,7 @@ class ScriptedEngine:
                 if self.fail is not None and self.fail_after is not None and position >= self.fail_after:
                     raise self.fail
                 if aborted.is_set():
-                    yield GenerateChunk(finish="abort", prompt_ids=first)
+                    yield GenerateChunk(finish="abort", prompt_digest=first)
                     complete = True
                     return
                 ids = answer[position : position + self.chunk]
@@ -146,7 +147,7 @@ class ScriptedEngine:
                     logprobs=[logprob(token, start + i) for i, token in enumerate(ids)],
                     versions=[self.version] * len(ids),
                     finish=("stop" if ended else "length") if last else None,
-                    prompt_ids=first,
+                    prompt_digest=first,
                     cached_tokens=self._cached(request) if first is not None else 0,
                     routing=routing,
                 )

@@ -8,12 +8,13 @@ import pytest
 from proxy_fakes import Link, Script, ScriptedEngine, until
 
 from gyre.core.errors import GyreError, PeerLost, WeightsUnavailable
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import Sampling
 from gyre.proxy.base import DrainReport, EngineRoute
 from gyre.proxy.router import Piece, Router, RouterLimits
 
 LIMITS = RouterLimits(hold_s=5.0, stall_s=5.0, drain_s=2.0, handoff_s=2.0, retry_s=0.02)
-PROMPT = [1, 2, 3, 4]
+PROMPT = TokenIds([1, 2, 3, 4])
 DONE = 10
 """Tokens that the source has produced when it leaves."""
 

@@ -14,6 +14,7 @@ from proxy_fakes import Link, Script, ScriptedEngine, experts, logprob, until
 from gyre import rpc
 from gyre.core.errors import GyreError, InvariantViolation, NotReady, PeerLost, PromptMismatch
 from gyre.core.routing import joined
+from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateChunk, GenerateRequest, Sampling
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.errors import CallError
@@ -21,7 +22,7 @@ from gyre.proxy.placement import place, relocate
 from gyre.proxy.router import Piece, Router, RouterLimits
 
 LIMITS = RouterLimits(hold_s=5.0, stall_s=5.0, drain_s=0.3, retry_s=0.02)
-PROMPT = [1, 2, 3, 4]
+PROMPT = TokenIds([1, 2, 3, 4])
 
 
 def route(cell: int, capacity: int = 4) -> EngineRoute:
@@ -287,7 +288,7 @@ async def test_a_log_prob_that_is_no_number_is_refused(make_world: Callable[...,
     world = make_world([0])
 
     async def broken(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
-        yield GenerateChunk(output_ids=[5], logprobs=[math.nan], versions=[0], prompt_ids=[*request.input_ids])
+        yield GenerateChunk(output_ids=[5], logprobs=[math.nan], versions=[0], prompt_digest=request.input_ids.digest)
 
     world.engines[0].generate = broken  # type: ignore[method-assign]
     world.router.set_routes([route(0)])

@@ -26,7 +26,7 @@ class RequestStream:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._routing: list[Routing] = []
-        self._prompt_ids: TokenIds | None = None
+        self._prompt_digest: bytes | None = None
         self._cached = 0
         self._first = True
         self._some = asyncio.Event()
@@ -36,7 +36,8 @@ class RequestStream:
         if self._ended.is_set():
             return
         if produced.prompt_ids:
-            self._prompt_ids, self._cached = TokenIds(produced.prompt_ids), produced.cached_tokens
+            self._prompt_digest = TokenIds(produced.prompt_ids).digest
+            self._cached = produced.cached_tokens
         self._ids += produced.output_ids
         self._logprobs += produced.logprobs
         self._versions += [produced.version] * len(produced.output_ids)
@@ -51,9 +52,9 @@ class RequestStream:
     def end(self, finish: FinishReason) -> None:
         """No more tokens; what is here is still delivered."""
         if not self._ended.is_set():
-            if self._prompt_ids is None:
+            if self._prompt_digest is None:
                 # Aborted before its first pass: the ids that waited here are the ids that would have been used.
-                self._prompt_ids = self._accepted
+                self._prompt_digest = self._accepted.digest
             self.finish = finish
             self._ended.set()
             self._some.set()
@@ -77,7 +78,7 @@ class RequestStream:
             logprobs=self._logprobs,
             versions=self._versions,
             finish=self.finish,
-            prompt_ids=self._prompt_ids if self._first else None,
+            prompt_digest=self._prompt_digest if self._first else None,
             cached_tokens=self._cached if self._first else 0,
             routing=joined(self._routing) if self._routing else None,
         )

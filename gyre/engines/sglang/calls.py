@@ -51,7 +51,7 @@ class Call:
         self.ended.set()
 
     def put(self, chunk: GenerateChunk) -> None:
-        """Only the first chunk of a call tells prompt ids and cached tokens; an empty one in the middle is left out."""
+        """Only the first chunk of a call tells its prompt and cached tokens; an empty one in the middle is left out."""
         if not chunk.output_ids and chunk.finish is None and chunk.routing is None:
             return
         self.produced += chunk.output_ids
@@ -64,7 +64,7 @@ class Call:
                 versions=chunk.versions,
                 finish=chunk.finish,
                 # Aborted before its first pass: the ids that waited here are the ids that would have been used.
-                prompt_ids=(chunk.prompt_ids or self.request.input_ids) if self._first else None,
+                prompt_digest=(chunk.prompt_digest or self.request.input_ids.digest) if self._first else None,
                 cached_tokens=chunk.cached_tokens if self._first else 0,
                 routing=chunk.routing,
             )

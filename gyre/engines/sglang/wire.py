@@ -94,7 +94,7 @@ class SegmentReader:
             logprobs=[logprob for logprob, _, _ in new],
             versions=[self._version] * len(new),
             finish=finish,
-            prompt_ids=TokenIds(event.prompt_token_ids or []) if first else None,
+            prompt_digest=TokenIds(event.prompt_token_ids).digest if first and event.prompt_token_ids else None,
             cached_tokens=meta.cached_tokens if first else 0,
             routing=read_experts(meta.routed_experts, self._model) if self._model and meta.routed_experts else None,
         )
