@@ -30,7 +30,9 @@ class PathIds:
 
     def followed_by(self, ids: list[int]) -> TokenIds:
         """A flat copy of this path and `ids`."""
-        return TokenIds(self._ids[: self._length].tobytes() + array("i", ids).tobytes())
+        # The views are let go at once: while there is one, the array cannot be extended.
+        with memoryview(self._ids) as view, view[: self._length] as path:
+            return TokenIds(b"".join((path, array("i", ids))))
 
     def extended(self, ids: list[int]) -> "PathIds":
         """This path followed by `ids`: in place, unless another call has extended this path before."""

@@ -91,7 +91,7 @@ class AnthropicMessages:
         system, transport = _system(decode(request.system, _SYSTEM, "system"))
         first = (Message(role="system", text=system),) if system else ()
         tools = memo.read(_read_tools, request.tools, "tools")
-        messages = [memo.read(_read_message, raw, f"messages[{i}]") for i, raw in enumerate(request.messages)]
+        messages = memo.read_each(_read_message, request.messages, "messages")
         facts = RequestFacts(
             model=request.model,
             stream=bool(request.stream),

@@ -93,7 +93,7 @@ class ChatCompletions:
         if limit is not None and limit < 1:
             raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
         tools = memo.read(_read_tools, request.tools, "tools")
-        messages = [memo.read(_read_message, raw, f"messages[{i}]") for i, raw in enumerate(request.messages)]
+        messages = memo.read_each(_read_message, request.messages, "messages")
         facts = RequestFacts(
             model=request.model,
             stream=bool(request.stream),

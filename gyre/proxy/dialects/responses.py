@@ -90,7 +90,7 @@ class Responses:
             digests.append(identity(request.input.encode()))
             size = len(request.input)
         else:
-            items = [memo.read(_read_item, raw, f"input[{i}]") for i, raw in enumerate(request.input)]
+            items = memo.read_each(_read_item, request.input, "input")
             messages.extend(_messages(item.value for item in items))
             digests.extend(item.digest for item in items)
             size = sum(item.size for item in items)
