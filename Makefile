@@ -28,8 +28,10 @@ lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# A worker begins with a half of the tests in order, so that it loads most tokenizers and models alone, and takes over
+# what the other has not begun when it is done.
 unit:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m "not live and not harness and not e2e and not sglang"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not live and not harness and not e2e and not sglang"
 
 # The engine contract against a real SGLang server on the CPU; 3.2 GB in .cache.
 sglang: setup

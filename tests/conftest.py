@@ -1,4 +1,9 @@
-"""Property tests are not judged by the clock: machines are shared, and a slow example proves nothing."""
+"""What holds for all tests.
+
+Property tests are not judged by the clock: machines are shared, and a slow example proves nothing.
+"""
+
+import gc
 
 from hypothesis import HealthCheck, settings
 
@@ -6,3 +11,9 @@ settings.register_profile("gyre", deadline=None, suppress_health_check=[HealthCh
 # `make fuzz`: the tests of test_proxy_fuzz.py send about 14,000 bodies together.
 settings.register_profile("nightly", settings.get_profile("gyre"), max_examples=1250, database=None)
 settings.load_profile("gyre")
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made, a million objects, stays to the end: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 from proxy_fakes import Link, Script, ScriptedEngine
 from starlette.types import ASGIApp
@@ -124,3 +125,8 @@ async def running_app(
         app.router.set_routes([app.route(cell) for cell in app.engines])
         yield app
         await app.proxy.close()
+
+
+def plain_client(**settings: Any) -> httpx.AsyncClient:
+    """For `http://` only: reading the certificates of this machine, as httpx would, takes longer than most tests."""
+    return httpx.AsyncClient(verify=False, **settings)

@@ -5,9 +5,8 @@ import json
 import resource
 from typing import Any
 
-import httpx
 import pytest
-from proxy_app import App, running_app
+from proxy_app import App, plain_client, running_app
 from proxy_fakes import until
 
 from gyre.proxy import serving
@@ -138,7 +137,7 @@ async def test_bodies_that_arrive_at_once_are_bounded_per_execution(proxy_tokeni
         for reader, writer in connections:
             writer.write(request(app, b"").replace(b"content-length: 0", b"expect: 100-continue\r\ncontent-length: 9"))
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        async with httpx.AsyncClient(headers=app.headers) as client:
+        async with plain_client(headers=app.headers) as client:
             refused = await client.post(f"{app.url}/v1/messages", json=BODY)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             for reader, writer in connections:
@@ -153,7 +152,7 @@ async def test_a_prompt_far_too_long_is_not_rendered(proxy_tokenizer: Any, monke
     monkeypatch.setattr(ChatRenderer, "render", lambda *_: pytest.fail("rendered"))
     async with (
         running_app(proxy_tokenizer, lambda prompt: "ok", max_context=1000) as app,
-        httpx.AsyncClient(base_url=app.url, headers=app.headers) as client,
+        plain_client(base_url=app.url, headers=app.headers) as client,
     ):
         long = {"messages": [{"role": "user", "content": "a b " * 8001}]}
         for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"):
@@ -187,7 +186,7 @@ async def test_an_encoded_body_is_refused_by_name(proxy_tokenizer: Any) -> None:
 
 
 async def test_big_headers_of_real_clients_pass(proxy_tokenizer: Any) -> None:
-    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, httpx.AsyncClient() as client:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, plain_client() as client:
         headers = {**app.headers, "x-codex-turn-metadata": "y" * 30_000}
         assert (await client.post(app.url + "/v1/messages", json=BODY, headers=headers)).status_code == 200
 
@@ -235,7 +234,7 @@ async def test_a_client_that_never_reads_is_given_up_and_its_call_with_it(proxy_
 
 
 async def test_a_request_repeated_in_another_session_is_another_call(proxy_tokenizer: Any) -> None:
-    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, httpx.AsyncClient() as client:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, plain_client() as client:
         reached, go_on = asyncio.Event(), asyncio.Event()
 
         async def hold(done: int) -> None:
@@ -283,7 +282,7 @@ async def test_ten_thousand_tool_calls_are_served(proxy_tokenizer: Any) -> None:
     results = [{"role": "tool", "tool_call_id": f"call_{i}", "content": ""} for i in range(10_000)]
     history = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}, *results]
     async with running_app(proxy_tokenizer, lambda prompt: "ok", max_body_bytes=2**24, max_context=10**7) as app:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with plain_client(timeout=60) as client:
             url = app.url + "/v1/chat/completions"
             response = await client.post(url, json={"messages": history}, headers=app.headers)
             assert response.status_code == 200, response.text
@@ -301,7 +300,7 @@ async def test_a_failure_of_the_proxy_itself_is_answered_in_native_shape(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret detail")
 
-    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, httpx.AsyncClient() as client:
+    async with running_app(proxy_tokenizer, lambda prompt: "ok") as app, plain_client() as client:
         monkeypatch.setattr(app.session(), "begin", broken)
         response = await client.post(
             app.url + "/v1/messages", json=BODY, headers={**app.headers, "anthropic-version": "1"}

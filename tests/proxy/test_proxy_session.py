@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from proxy_app import App, running_app
+from proxy_app import App, plain_client, running_app
 from proxy_fakes import ScriptedEngine, logprob, tool_call, until
 
 from gyre.core.errors import GyreError
@@ -40,7 +40,7 @@ class Gate:
 
 
 async def post(app: App, body: dict[str, Any], path: str = "/v1/messages", **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with plain_client(timeout=20) as client:
         return await client.post(app.url + path, json=body, headers={**app.headers, **headers})
 
 
@@ -58,7 +58,7 @@ async def test_text_leaves_while_it_is_produced(proxy_tokenizer: Any) -> None:
     async with running_app(proxy_tokenizer, answer) as app:
         gate = Gate(app.engines[0])
         async with (
-            httpx.AsyncClient(timeout=20) as client,
+            plain_client(timeout=20) as client,
             client.stream("POST", app.url + "/v1/messages", json=BODY, headers=app.headers) as response,
         ):
             chunks = response.aiter_text()
@@ -82,7 +82,7 @@ async def test_silence_is_filled_with_events_before_and_after_the_first_token(pr
         async with running_app(proxy_tokenizer, answer, keepalive_s=0.03) as app:
             gate = Gate(app.engines[0], after)
             async with (
-                httpx.AsyncClient(timeout=20) as client,
+                plain_client(timeout=20) as client,
                 client.stream("POST", app.url + path, json=body, headers=app.headers) as response,
             ):
                 assert response.status_code == 200
@@ -355,7 +355,7 @@ async def test_responses_items_are_done_only_when_recorded(proxy_tokenizer: Any)
         body = {"model": "m", "input": "tool please", "stream": True}
         got: list[str] = []
         async with (
-            httpx.AsyncClient(timeout=20) as client,
+            plain_client(timeout=20) as client,
             client.stream("POST", app.url + "/v1/responses", json=body, headers=app.headers) as response,
         ):
             await stored.wait()
