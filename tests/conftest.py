@@ -13,7 +13,11 @@ settings.register_profile("nightly", settings.get_profile("gyre"), max_examples=
 settings.load_profile("gyre")
 
 
+def pytest_sessionstart() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What the imports made, a million objects, stays to the end: the garbage collector need not look at it again."""
-    gc.collect()
+    """What the imports made, a million objects, stays to the end: the garbage collector need not look at it."""
     gc.freeze()
+    gc.enable()

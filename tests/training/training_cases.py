@@ -146,6 +146,7 @@ SHAPE = (3, 2, 6)
 
 def with_experts(rng: random.Random, row: Row, absent: float) -> Row:
     """The row with random experts recorded for its positions, but for a share of `absent`."""
+    rng = random.Random(rng.getrandbits(32))  # one draw where hypothesis draws, not one for every expert
     layers, chosen, count = SHAPE
     data = bytearray()
     for _ in range(row.targets[-1] if row.targets else 0):

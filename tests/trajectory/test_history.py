@@ -74,6 +74,9 @@ MUTATIONS = {
     "arguments": lambda m: msgspec.structs.replace(m, tool_calls=tuple(ToolCall(c.id, "X", {}) for c in m.tool_calls)),
 }
 
+ANSWERS = st.tuples(st.sampled_from(["ok", "done ", ""]), st.integers(0, 2))
+"""Text and number of tool calls."""
+
 
 @settings(max_examples=150)
 @given(st.data())
@@ -90,15 +93,15 @@ def test_match_finds_what_a_plain_search_finds(data):
         match = recorder.history.match(conversation, "")
         expected, position = recorder.expected(conversation)
         assert (match.turn, match.start) == (expected, position + 1)
-        emitted = data.draw(answers(number))
+        emitted = answer(number, *data.draw(ANSWERS))
         assert recorder.answer(conversation, emitted) == match
         later = [result(call, f"out {call.id}") for call in emitted.tool_calls] or [user("go on")]
         known.append(Conversation((*conversation.messages, emitted, *later), base.tools))
 
 
-def answers(number):
-    calls = st.integers(0, 2).map(lambda n: tuple(ToolCall(f"call_{number}_{i}", "Bash", {}) for i in range(n)))
-    return st.builds(Message, role=st.just("assistant"), text=st.sampled_from(["ok", "done ", ""]), tool_calls=calls)
+def answer(number, text, calls):
+    calls = tuple(ToolCall(f"call_{number}_{i}", "Bash", {}) for i in range(calls))
+    return Message(role="assistant", text=text, tool_calls=calls)
 
 
 def test_what_is_kept_for_speed_decides_nothing():

@@ -27,6 +27,7 @@ EMPTY = Routing(2, 2, 200, b"")
 
 
 def choices(positions: int, rng: random.Random, absent: float = 0.0) -> Choices:
+    rng = random.Random(rng.getrandbits(32))  # one draw of hypothesis, not one for every expert
     made = np.array([[[rng.randrange(200) for _ in range(2)] for _ in range(2)] for _ in range(positions)], np.uint8)
     made = made.reshape(positions, 2, 2)
     made[[p for p in range(positions) if rng.random() < absent]] = 255
