@@ -72,5 +72,8 @@ async def scripted():
                 await asyncio.sleep(0.01)
         yield script, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
-        await task
+        # By itself uvicorn ends after two ticks of 0.1 s.
+        for listening in server.servers:
+            listening.close()
+        task.cancel()
+        await asyncio.wait({task})
