@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from proxy_app import App, running_app
 from proxy_fakes import tool_call
 
 from gyre.core.records import RoleClass
 from gyre.proxy.traces import read_trace
+
+if TYPE_CHECKING:  # it takes more than a second to import, in every process that collects the tests
+    import anthropic
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -33,7 +34,9 @@ def answer(prompt: str) -> str:
     return "It rains." if "<tool_response>" in prompt else ANSWER
 
 
-def anthropic_client(app: App) -> anthropic.AsyncAnthropic:
+def anthropic_client(app: App) -> "anthropic.AsyncAnthropic":
+    import anthropic
+
     return anthropic.AsyncAnthropic(base_url=app.url, api_key=app.access.api_key, max_retries=0)
 
 
@@ -201,6 +204,8 @@ async def test_openai_sdk_runs_a_responses_tool_loop(proxy_tokenizer: Any, strea
 
 
 async def test_overflow_has_the_form_that_makes_each_client_compact(proxy_tokenizer: Any) -> None:
+    import anthropic
+
     async with running_app(proxy_tokenizer, answer, max_context=50) as app:
         async with anthropic_client(app) as client:
             with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 50 maximum"):
@@ -227,6 +232,9 @@ async def test_T16_the_sdk_reads_every_answer_to_recorded_claude_code_requests(
     proxy_tokenizer: Any, trace: str
 ) -> None:
     """System messages in the history, empty tools, billing headers, counting: as the harness sent them."""
+    import anthropic
+    from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+
     sent = list(read_trace(TRACES / f"{trace}.jsonl"))
     async with running_app(proxy_tokenizer, answer, max_context=10**6) as app, anthropic_client(app) as client:
         for exchange in sent:

@@ -52,7 +52,7 @@ def test_draws_live_only_as_long_as_their_group(monkeypatch):
 @pytest.mark.parametrize("mu", [1, 2])
 def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
     """E_c − E_b = μ + R/B in the long run, R counted just after each publication."""
-    config = SchedulerConfig(policy="async", B=4, N=2, mu=mu, phi=1.0, K=1, C_e=0, C_s=12, max_steps=240)
+    config = SchedulerConfig(policy="async", B=4, N=2, mu=mu, phi=1.0, K=1, C_e=0, C_s=12, max_steps=120)
     quick = msgspec.structs.replace(PARAMS, work_node_h=0.02)
     means, ready = {}, []
     for dispatch in ("boundary", "continuous"):
@@ -64,7 +64,7 @@ def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
             after = [later for earlier, later in itertools.pairwise(events) if isinstance(earlier, Published)]
             ready = [event.ready for event in after if isinstance(event, LedgerSampled)]
     assert means["boundary"] == pytest.approx(expected_staleness(phi=1.0, mu=mu), rel=0.02)
-    assert len(ready) == 240 // mu - 1
+    assert len(ready) == 120 // mu - 1
     excess = continuous_excess(mu=mu, batch_groups=4, ready=statistics.mean(ready[20:]))
     assert means["continuous"] - means["boundary"] == pytest.approx(excess, rel=0.03)
 
