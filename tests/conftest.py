@@ -4,7 +4,9 @@ Property tests are not judged by the clock: machines are shared, and a slow exam
 """
 
 import gc
+from collections.abc import Generator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("gyre", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -13,11 +15,12 @@ settings.register_profile("nightly", settings.get_profile("gyre"), max_examples=
 settings.load_profile("gyre")
 
 
-def pytest_sessionstart() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the imports make, a million objects, stays to the end: the garbage collector need not look at it."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """What the imports made, a million objects, stays to the end: the garbage collector need not look at it."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
