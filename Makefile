@@ -28,12 +28,11 @@ lint:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One worker more than cores: many tests wait for a process or a time-out. A worker begins with an equal part of the
-# tests in order, so that it loads most of its tokenizers and models alone. Without bytecode, every worker and every
-# process that a test starts would compile everything again.
+# A worker begins with an equal part of the tests in order, so that it loads most of its tokenizers and models alone.
+# Without bytecode, every worker and every process that a test starts would compile everything again.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit:
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "not live and not harness and not e2e and not sglang"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not live and not harness and not e2e and not sglang"
 
 # The engine contract against a real SGLang server on the CPU; 3.2 GB in .cache.
 sglang: setup
