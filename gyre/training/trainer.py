@@ -71,7 +71,8 @@ class MegatronTrainer:
         """Policy version of the parameters; −1 before a satellite's first join."""
         self.phase = Phase.AWAKE
         if self._core:
-            self._replica.scatter(checkpoint.read_initial(config.model_dir))
+            with checkpoint.reading(f"{config.model_dir}/model*.safetensors"):
+                self._replica.scatter(checkpoint.read_initial(config.model_dir))
         self._release()
 
     def wake(self) -> None:
@@ -196,8 +197,10 @@ class MegatronTrainer:
         self._writer.settle()
         state = checkpoint.read(directory, self._config.model_dir)
         self._announce()
-        self._replica.scatter(state.parameters)
-        adam.load(state.steps, state.moments)
+        with checkpoint.reading(f"{directory}/model.safetensors"):
+            self._replica.scatter(state.parameters)
+        with checkpoint.reading(f"{directory}/optimizer.safetensors"):
+            adam.load(state.steps, state.moments)
         torch.set_rng_state(state.rng)
         self.version = state.version
         return state.version
