@@ -107,7 +107,7 @@ class MegatronTrainer:
     def micro_step(self, micro_step: MicroStep) -> MicroStepResult | None:
         """The result on the last pipeline stage. With several ranks the gradient is complete after `reduce`."""
         self._require("micro_step", Phase.JOINED)
-        micro.check(micro_step)
+        micro.check(micro_step, self._replica.model.vocab_size)
         self._announce()
         # After an error the gradient is of no use: only `join` leads on.
         self.phase = Phase.AWAKE
@@ -157,6 +157,7 @@ class MegatronTrainer:
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
+        micro.require_known(ids_T, self._replica.model.vocab_size, f"cell {self._config.cell} cannot score a row")
         if len(ids_T) < 2:
             return []
         self._announce()
