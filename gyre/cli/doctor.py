@@ -54,14 +54,14 @@ def check_python() -> Check:
 
 def check_node() -> Check:
     advice = f"install Node.js {NODE_MAJOR} or newer; Claude Code is installed with its npm"
-    found = _output("node", "--version")
+    found = first_line("node", "--version")
     if found is None or not found.startswith("v"):
         return Check("Node.js", False, found or "not found", advice)
     return Check("Node.js", int(found[1:].split(".")[0]) >= NODE_MAJOR, found, advice)
 
 
 def check_bwrap() -> Check:
-    found = _output("bwrap", "--version")
+    found = first_line("bwrap", "--version")
     return Check("bubblewrap", found is not None, found or "not found", "apt-get install bubblewrap")
 
 
@@ -141,7 +141,7 @@ def _harness(name: str) -> Check:
     return Check(name, True, profile.install.version)
 
 
-def _output(*command: str) -> str | None:
+def first_line(*command: str) -> str | None:
     """First line of the command's output; None when there is no such command or it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)

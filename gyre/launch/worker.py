@@ -19,6 +19,7 @@ from typing import cast
 
 import msgspec
 
+from gyre.core.errors import ConfigError
 from gyre.launch.base import WorkerContext, WorkerMain, WorkerOrder
 
 log = logging.getLogger("gyre.worker")
@@ -72,7 +73,11 @@ def main() -> None:
     line = bytearray()
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
-    asyncio.run(_run(msgspec.json.decode(bytes(line), type=WorkerOrder)))
+    try:
+        asyncio.run(_run(msgspec.json.decode(bytes(line), type=WorkerOrder)))
+    except ConfigError as error:
+        # The supervisor shows the end of the log: to a user a sentence, without where in the code it comes from.
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ async def _exchange(session: Session, policy: _Policy, exchange: Exchange, ids: 
     try:
         wire = dialect.read(msgspec.json.encode(ids.rewrite(exchange.request)), exchange.headers, session.memo)
         call = session.begin(wire, dialect.name)
-    except CallError as error:
+    except (CallError, RecursionError) as error:
         raise ConfigError(f"Exchange {exchange.seq} of the trace cannot be replayed: {error}") from error
     end: TurnEnd | None = None
     with call.follow() as reader:

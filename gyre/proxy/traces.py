@@ -62,7 +62,7 @@ def read_trace(path: Path) -> Iterator[Exchange]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = msgspec.json.decode(line, type=_Line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{path}:{number} is not a recorded exchange ({error}).") from error
         route = entry.path.partition("?")[0]
         dialect = next((name for ending, name in DIALECT_PATHS.items() if route.endswith(ending)), None)
@@ -73,7 +73,7 @@ def read_trace(path: Path) -> Iterator[Exchange]:
             if isinstance(offered, str) and (found := _SAME_TOOLS.search(offered)):
                 offered = entry.request["tools"] = tools[int(found[1])]
             answer = read_answer(dialect, entry.response)
-        except (AttributeError, LookupError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError, msgspec.ValidationError) as error:
             problem = f"{type(error).__name__}: {error}"
             raise ConfigError(
                 f"{path}:{number} has tools or an answer that {dialect} does not know ({problem})."
@@ -85,13 +85,17 @@ def read_trace(path: Path) -> Iterator[Exchange]:
 
 
 def read_answer(dialect: str, response: Json | list[Json | str] | None) -> RecordedAnswer | None:
+    """Raises ValidationError, AttributeError, LookupError or TypeError when it is none of the dialect."""
     if isinstance(response, dict) and "_status" in response:
         return None
     if response is None or (isinstance(response, dict) and "_drop" in response):
         return RecordedAnswer()
     if isinstance(response, dict):
-        return _WHOLE[dialect](response)
-    return _STREAMED[dialect]([event for event in response if isinstance(event, dict)])
+        answer = _WHOLE[dialect](response)
+    else:
+        answer = _STREAMED[dialect]([event for event in response if isinstance(event, dict)])
+    # A Struct's constructor takes anything; `convert` does not.
+    return msgspec.convert(msgspec.to_builtins(answer), RecordedAnswer)
 
 
 def _anthropic_whole(body: Json) -> RecordedAnswer:

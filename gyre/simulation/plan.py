@@ -12,6 +12,9 @@ from gyre.simulation.recording import Recording, replay_run
 from gyre.simulation.workload import WorkloadParams
 
 PLAN_STEPS = 12
+MOST_EXECUTIONS = 100_000
+MOST_ENGINES = 1_000
+"""What a simulation of `gyre plan` may hold, so that it ends in minutes."""
 BURSTS = (1, 2, 3, 4, 6)
 """Steps per burst to compare with: whole bursts in the simulated steps."""
 
@@ -57,6 +60,8 @@ def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
     require(config)
     if recording is None and not config.C_e:
         return explain(config) + "\n\nNot simulated: scheduler.C_e = 0 does not tell how large a cell is."
+    if reason := _too_large(config):
+        return explain(config) + f"\n\nNot simulated: {reason}."
     hours = modelled_hours if recording is None else recorded_hours(recording)
     workload = (
         "executions like the paper's NL2RepoBench (mean 1.93 h)" if recording is None else "the recorded executions"
@@ -74,6 +79,17 @@ def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
             f"{candidate.phi:6g}{candidate.mu:4}{candidate.K:5}{candidate.C_e:6}{_duration(taken):>12}    {note}"
         )
     return explain(config) + "\n\n" + "\n".join(lines)
+
+
+def _too_large(config: SchedulerConfig) -> str:
+    """Why the configuration would keep the simulator busy for too long; "" when it would not."""
+    executions = (_steps(config) * config.B + config.depth) * config.N
+    engines = config.K + (config.pool_engines if config.C_s else 0)
+    if executions > MOST_EXECUTIONS:
+        return f"{_steps(config)} steps have up to {executions} executions, and at most {MOST_EXECUTIONS} are simulated"
+    if engines > MOST_ENGINES:
+        return f"K and pool_engines are {engines} engines, and at most {MOST_ENGINES} are simulated"
+    return ""
 
 
 def _steps(config: SchedulerConfig) -> int:

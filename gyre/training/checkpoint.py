@@ -12,8 +12,9 @@ whole, by rename, or not at all; a writer that dies leaves the checkpoints befor
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from gyre.core.errors import CheckpointFailed, ConfigError
+from gyre.core.errors import CheckpointFailed, ConfigError, WeightsUnavailable
 from gyre.transport import experts
 
 _RNG = "rng/torch"
@@ -38,6 +39,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, torch.Tensor]
     moments: dict[str, dict[str, torch.Tensor]]
     rng: torch.Tensor
+
+
+class _Counters(msgspec.Struct):
+    """trainer.json"""
+
+    version: int
+    steps: int
 
 
 class Writer:
@@ -81,7 +89,8 @@ def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
     save_file(_plain(experts.split(checkpoint.parameters)), partial / "model.safetensors", metadata={"format": "pt"})
     save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / "optimizer.safetensors")
-    (partial / "trainer.json").write_text(json.dumps({"version": checkpoint.version, "steps": checkpoint.steps}))
+    counters = _Counters(checkpoint.version, checkpoint.steps)
+    (partial / "trainer.json").write_bytes(msgspec.json.encode(counters))
     for file in (*partial.iterdir(), partial):
         _sync(file)
     if target.exists():
@@ -90,13 +99,22 @@ def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
     _sync(target.parent)
 
 
+@contextmanager
+def reading(weights: str) -> Iterator[None]:
+    """An error about tensors that are missing or of another shape becomes one that tells where they were read."""
+    try:
+        yield
+    except WeightsUnavailable as error:
+        raise ConfigError(f"{weights} does not fit config.json beside it: {error}; get the whole directory") from error
+
+
 def read(directory: str, model_dir: str) -> Checkpoint:
     """Raises ConfigError when the directory is not a whole checkpoint, or is one of another model than `model_dir`."""
     source = Path(directory)
     try:
         theirs, ours = (json.loads((path / "config.json").read_text()) for path in (source, Path(model_dir)))
-        counters = json.loads((source / "trainer.json").read_text())
-        parameters = experts.fuse(load_file(source / "model.safetensors"))
+        counters = msgspec.json.decode((source / "trainer.json").read_bytes(), type=_Counters)
+        parameters = load_file(source / "model.safetensors")
         rest = load_file(source / "optimizer.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{directory} is not a checkpoint that training can go on from: {error}") from error
@@ -106,18 +124,20 @@ def read(directory: str, model_dir: str) -> Checkpoint:
             f"{directory} is a checkpoint of another model than {model_dir}: their config.json differ in "
             f"{', '.join(different)}; go on with the model that the run began with"
         )
-    rng = rest.pop(_RNG)
+    if (rng := rest.pop(_RNG, None)) is None:
+        raise ConfigError(f"{directory}/optimizer.safetensors has no {_RNG}: it is not what training left there")
     moments: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in rest.items():
         moment, _, name = key.partition("/")
         moments.setdefault(moment, {})[name] = tensor
-    return Checkpoint(
-        version=counters["version"], steps=counters["steps"], parameters=parameters, moments=moments, rng=rng
-    )
+    with reading(f"{directory}/model.safetensors"):
+        parameters = experts.fuse(parameters)
+    return Checkpoint(version=counters.version, steps=counters.steps, parameters=parameters, moments=moments, rng=rng)
 
 
 def read_initial(model_dir: str) -> dict[str, torch.Tensor]:
-    """The safetensors weights of a Hugging Face directory, in fp32. Raises ConfigError when there are none."""
+    """The safetensors weights of a Hugging Face directory, in fp32. Raises ConfigError when there are none, and
+    WeightsUnavailable when experts are incomplete."""
     files = sorted(Path(model_dir).glob("model*.safetensors"))
     if not files:
         raise ConfigError(f"{model_dir} has no model*.safetensors: convert the weights to safetensors first")

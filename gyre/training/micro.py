@@ -28,14 +28,26 @@ class Decision:
     ratio_max: float
 
 
-def check(micro_step: MicroStep) -> None:
-    """Raises InvariantViolation when the packs do not hold every row exactly once or a row is inconsistent."""
+def require_known(ids_T: Sequence[int], vocabulary: int, where: str) -> None:
+    """Raises InvariantViolation for token ids that the model does not have: split over tensor-parallel ranks, or as a
+    target, one would be scored as if its logit were 0."""
+    if ids_T and not 0 <= min(ids_T) <= max(ids_T) < vocabulary:
+        raise InvariantViolation(
+            f"{where}: its token ids are from {min(ids_T)} to {max(ids_T)} and the model has {vocabulary} of them; "
+            "engines and trainer must have the same model"
+        )
+
+
+def check(micro_step: MicroStep, vocabulary: int) -> None:
+    """Raises InvariantViolation when the packs do not hold every row exactly once, a row is inconsistent, or it has
+    tokens that are not in the model's vocabulary."""
     name = micro_step.micro_step_id
     rows = [(i, r) for i, execution in enumerate(micro_step.executions) for r in range(len(execution.rows))]
     if sorted(entry for pack in micro_step.packs for entry in pack) != rows:
         raise InvariantViolation(f"micro-step {name}: its packs do not hold each of its {len(rows)} rows exactly once")
     for execution in micro_step.executions:
         for row in execution.rows:
+            require_known(row.ids_T, vocabulary, f"micro-step {name}, execution {execution.execution_id}")
             counts = {len(row.targets), len(row.logprobs), len(row.versions)}
             ordered = all(a < b for a, b in zip([0, *row.targets], [*row.targets, len(row.ids_T)], strict=True))
             if len(counts) != 1 or not ordered:

@@ -71,7 +71,8 @@ class MegatronTrainer:
         """Policy version of the parameters; −1 before a satellite's first join."""
         self.phase = Phase.AWAKE
         if self._core:
-            self._replica.scatter(checkpoint.read_initial(config.model_dir))
+            with checkpoint.reading(f"{config.model_dir}/model*.safetensors"):
+                self._replica.scatter(checkpoint.read_initial(config.model_dir))
         self._release()
 
     def wake(self) -> None:
@@ -106,7 +107,7 @@ class MegatronTrainer:
     def micro_step(self, micro_step: MicroStep) -> MicroStepResult | None:
         """The result on the last pipeline stage. With several ranks the gradient is complete after `reduce`."""
         self._require("micro_step", Phase.JOINED)
-        micro.check(micro_step)
+        micro.check(micro_step, self._replica.model.vocab_size)
         self._announce()
         # After an error the gradient is of no use: only `join` leads on.
         self.phase = Phase.AWAKE
@@ -156,6 +157,7 @@ class MegatronTrainer:
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
+        micro.require_known(ids_T, self._replica.model.vocab_size, f"cell {self._config.cell} cannot score a row")
         if len(ids_T) < 2:
             return []
         self._announce()
@@ -196,8 +198,10 @@ class MegatronTrainer:
         self._writer.settle()
         state = checkpoint.read(directory, self._config.model_dir)
         self._announce()
-        self._replica.scatter(state.parameters)
-        adam.load(state.steps, state.moments)
+        with checkpoint.reading(f"{directory}/model.safetensors"):
+            self._replica.scatter(state.parameters)
+        with checkpoint.reading(f"{directory}/optimizer.safetensors"):
+            adam.load(state.steps, state.moments)
         torch.set_rng_state(state.rng)
         self.version = state.version
         return state.version

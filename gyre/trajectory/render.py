@@ -81,9 +81,9 @@ class ChatRenderer:
         The result begins with what the template puts after the turn that ended there (its end token too, when the
         sample was cut before it) and ends with the generation prompt. None when the template cannot continue that
         path; the caller then renders whole. Of `prompt_ids` only the end is read. Raises RenderError."""
-        new = self._wire(conversation.messages, start)
+        new = self._wire(conversation.messages, start, self._written_ids(output_ids, conversation, start))
         if self._generic or not new or any(message["role"] == "assistant" for message in new):
-            return self._bridge_by_template(output_ids, conversation, start)
+            return self._bridge_by_template(output_ids, conversation, start, new)
         prompt, output = list(prompt_ids[-BRIDGE_TAIL:]), list(output_ids)
         # gpt-oss: the library closes a message that was cut, and would close one that was cut at its end again.
         closed = bool(output) and self._marks[0].get(output[-1]) is Mark.END
@@ -94,7 +94,7 @@ class ChatRenderer:
             raise RenderError(f"The {self.family} template failed on new messages: {error}") from error
         path = prompt + output
         if bridged is None or bridged.token_ids[: len(path)] != path:
-            return self._bridge_by_template(output_ids, conversation, start)
+            return self._bridge_by_template(output_ids, conversation, start, new)
         return list(bridged.token_ids[len(path) :])
 
     def parse(self, output_ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedTurn:
@@ -114,10 +114,21 @@ class ChatRenderer:
         lexer = Lexer(self._decode, *self._marks)
         return StreamingParse(lexer, syntax, frozenset(self._stop), lambda ids: self._read_calls(ids, tools))
 
-    def _wire(self, messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
+    def _written_ids(self, output_ids: Sequence[int], conversation: Conversation, start: int) -> dict[str, str]:
+        """Issued id → the one that the policy wrote, of the calls that `output_ids` made: those of the message before
+        `start`. None where it writes no ids, or when that message has other calls."""
+        if not self._facts.own_call_ids or not start:
+            return {}
+        written = [call.id for call in self._read_calls(list(output_ids), conversation.tools) if call.ok]
+        issued = [call.id for call in conversation.messages[start - 1].tool_calls]
+        return dict(zip(issued, written, strict=True)) if len(issued) == len(written) else {}
+
+    def _wire(
+        self, messages: Sequence[Message], start: int, written: dict[str, str] | None = None
+    ) -> list[dict[str, Any]]:
         wire = wire_messages(messages, start)
         if self._facts.own_call_ids:
-            ids = kimi_ids(messages)
+            ids = kimi_ids(messages) | (written or {})
             wire = [with_ids(message, ids) for message in wire]
         if not self._late_system:
             wire = [
@@ -163,7 +174,7 @@ class ChatRenderer:
         return list(ids)
 
     def _bridge_by_template(
-        self, output_ids: Sequence[int], conversation: Conversation, start: int
+        self, output_ids: Sequence[int], conversation: Conversation, start: int, new: list[dict[str, Any]]
     ) -> list[int] | None:
         """Continuation through a stand-in history: one user turn, one assistant turn, then the new messages.
 
@@ -175,7 +186,7 @@ class ChatRenderer:
             last = self._wire(conversation.messages[:start], start - 1)[0]
         before = len(self._stops(self._call([user], (), generation_prompt=False)))
         alone = self._call([user, last], (), generation_prompt=False)
-        full = self._call([user, last, *self._wire(conversation.messages, start)], (), generation_prompt=True)
+        full = self._call([user, last, *new], (), generation_prompt=True)
         own_end = self._stops(alone)[before:]
         if len(own_end) > 1:  # the turn spells an end token: which is its end cannot be told
             return None
@@ -204,7 +215,11 @@ class ChatRenderer:
             status = str(call.status)
             name = call.name if isinstance(call.name, str) else ""  # Llama's JSON may name a call anything
             ok = status in _READABLE and bool(name) and can_be_sent(name, arguments)
-            calls.append(ParsedCall(name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
+            calls.append(
+                ParsedCall(
+                    name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok, id=str(call.id or "")
+                )
+            )
         return tuple(calls)
 
     def _parse_response(self, ids: list[int], tools: Sequence[Tool]) -> Any:

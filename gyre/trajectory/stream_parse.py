@@ -26,6 +26,8 @@ class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
     raw: str
     """The block as the policy wrote it, without its markers where the family's parser drops them."""
     ok: bool
+    id: str = ""
+    """As the policy wrote it, in families whose calls have one."""
 
 
 class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,8 @@ def _wire_message(message: Message, names: dict[str, str]) -> dict[str, Any]:
 
 
 def kimi_ids(messages: Sequence[Message]) -> dict[str, str]:
-    """Kimi writes a call's id itself and reads it again in the result: functions.NAME:INDEX, counted from the start."""
+    """Issued id → the one that Kimi writes itself and reads again in the result: functions.NAME:INDEX, counted from the
+    start. For calls whose tokens are not at hand."""
     calls = [call for message in messages for call in message.tool_calls]
     return {call.id: f"functions.{call.name}:{index}" for index, call in enumerate(calls)}
 

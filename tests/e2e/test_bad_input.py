@@ -1,6 +1,8 @@
 """Bad input ends the command with code 2 and one sentence, before any process or run directory exists."""
 
+import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from gyre.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
-QUICKSTART = str(REPOSITORY / "examples/quickstart.toml")
+EXAMPLES = REPOSITORY / "examples"
+QUICKSTART = str(EXAMPLES / "quickstart.toml")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,7 @@ QUICKSTART = str(REPOSITORY / "examples/quickstart.toml")
         ("engine.max_batch_tokens=8", "max_requests = 64 exceeds max_batch_tokens = 8"),
         ("engine.page_size=2", "page_size = 2 must be at least 4"),
         ("trainer.replay_routing=true", "trainer.replay_routing = true, but policy.model = "),
+        ("policy.renderer=llama3", 'policy.renderer = "llama3" is not the family of policy.model = '),
         ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide num_attention_heads = 4"),
         ("trainer.parallel.pipeline=3", "trainer.parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
     ],
@@ -66,6 +70,41 @@ def test_a_model_in_several_files_is_accepted_and_one_that_cannot_be_trained_is_
     (model / "config.json").write_text('{"model_type": "gpt2"}')
     assert main(["train", QUICKSTART, f"policy.model={model}", "--run-dir", str(tmp_path / "run")]) == 2
     assert f"{model}: model_type='gpt2' cannot be trained, allowed: qwen3, qwen3_moe, llama" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{}", "["])
+def test_a_file_that_is_no_tokenizer_is_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = shutil.copytree(EXAMPLES / "policy/tiny", tmp_path / "model")
+    (model / "tokenizer.json").write_text(content)
+    assert main(["train", QUICKSTART, f"policy.model={model}", "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"the tokenizer of policy.model = {model} cannot be read" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("engine.python=/nowhere/python", "engine.python = /nowhere/python is no interpreter that has SGLang"),
+        (f"engine.python={__file__}", "is no interpreter that has SGLang; name the one"),
+        (f"engine.python={sys.executable}", "is no interpreter that has SGLang; name the one"),
+        ("engine.dtype=int8", 'engine.dtype = "int8" must be one of: auto, half, float16, bfloat16, float, float32'),
+        ("engine.tensor=3", "engine.tensor = 3 does not divide num_attention_heads = 4"),
+        ("engine.device=cuda", "the engines run on GPUs and devices.ids lists none"),
+    ],
+)
+def test_an_sglang_engine_that_cannot_start_is_refused(
+    override: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, _, after = Path(QUICKSTART).read_text().partition("[engine]")
+    after = after[after.index("[trainer.optimizer]") :]
+    config = tmp_path / "sglang.toml"
+    config.write_text(f'{before}[engine]\nkind = "sglang"\npython = "python"\ndevice = "cpu"\n{after}')
+    paths = [f"policy.model={EXAMPLES / 'policy/tiny'}", f"tasks.root={EXAMPLES / 'tasks'}"]
+    assert main(["train", str(config), *paths, override, "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
 
 
 def test_a_broken_task_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,6 +93,10 @@ class LauncherContract:
         with pytest.raises(GyreError, match=r"process echo ended while starting(.|\n)*broken on purpose"):
             await launcher.start(spec(broken=True))
 
+    async def test_what_a_worker_refuses_is_shown_without_its_traceback(self, launcher: Launcher) -> None:
+        with pytest.raises(GyreError, match=r"echo\.log ends:\nthe model has no weights; get them$"):
+            await launcher.start(spec(refused="the model has no weights; get them"))
+
     async def test_worker_that_never_gets_ready_is_stopped(self, launcher: Launcher) -> None:
         with pytest.raises(GyreError, match="not ready in time"):
             await launcher.start(spec("never-ready", timeout=2.0, deaf=True))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from gyre.core.errors import NotReady
+from gyre.core.errors import ConfigError, NotReady
 from gyre.launch.base import WorkerContext
 from gyre.rpc import serve
 
@@ -16,6 +16,7 @@ from gyre.rpc import serve
 class EchoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     greeting: str
     broken: bool = False
+    refused: str = ""
     deaf: bool = False
     stubborn: bool = False
 
@@ -54,6 +55,8 @@ class EchoService:
 async def main(config: EchoConfig, context: WorkerContext) -> None:
     if config.broken:
         raise RuntimeError("broken on purpose")
+    if config.refused:
+        raise ConfigError(config.refused)
     if config.stubborn:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
     server = await serve(EchoService(config.greeting), Echo, context.address, context.secret)

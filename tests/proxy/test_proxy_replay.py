@@ -89,13 +89,17 @@ def test_replay_file_reports_what_is_wrong(proxy_tokenizer: Any, tmp_path: Path)
         (own_trace().replace("/v1/messages", "/v1/files"), "no route"),
         (own_trace().replace('"delta"', '"part"'), r"trace\.jsonl:1 has .* an answer .* anthropic .*delta"),
         (own_trace().replace("as seq 1", "as seq 7"), r"trace\.jsonl:2 has tools .*7"),
+        (own_trace().replace('"toolu_1"', '["toolu_1"]'), r"trace\.jsonl:2 has .* an answer .*calls\[0\]\.id"),
+        ("[" * 5000, r"trace\.jsonl:1 is not"),
     ):
         trace.write_text(text)
         with pytest.raises(ConfigError, match=words):
             replay_file(trace, "claude_code", str(tmp_path / "tokenizer"))
-    trace.write_text(own_trace().replace('"content": "go"', '"content": 7'))
-    with pytest.raises(ConfigError, match=r"Exchange 1 .*content"):
-        replay_file(trace, "claude_code", str(tmp_path / "tokenizer"))
+    deep = '{"a": ' * 700 + "1" + "}" * 700
+    for place, words in (("7", r"Exchange 1 .*content"), (deep, r"Exchange 1 .*recursion")):
+        trace.write_text(own_trace().replace('"content": "go"', f'"content": {place}'))
+        with pytest.raises(ConfigError, match=words):
+            replay_file(trace, "claude_code", str(tmp_path / "tokenizer"))
 
 
 def test_custom_tool_calls_are_read_from_streams_and_bodies() -> None:

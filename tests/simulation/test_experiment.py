@@ -13,6 +13,7 @@ from gyre.core.events import Event, GroupDispatched, LedgerSampled, Published, S
 from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.order import LongestFirst
 from gyre.scheduling.staleness import continuous_excess, expected_staleness
+from gyre.simulation.clock import VirtualTimeExceeded
 from gyre.simulation.experiment import Drawn, Layout, simulate
 from gyre.simulation.plan import alternatives, plan
 from gyre.simulation.recording import read_recording
@@ -125,6 +126,28 @@ def test_a_plan_compares_with_the_model_and_with_a_recording():
     events: list[Event] = []
     simulate(SMALL, LAYOUT, PARAMS, seed=0, readers=(events.append,))
     assert "the recorded executions" in plan(SMALL, read_recording(events))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"B": 10**6}, "12 steps have up to 58000000 executions, and at most 100000 are simulated."),
+        ({"phi": 1e9}, "executions, and at most 100000 are simulated."),
+        ({"mu": 10**6}, "1000000 steps have up to"),
+        ({"K": 10**6}, "K and pool_engines are 1000000 engines, and at most 1000 are simulated."),
+        ({"C_s": 10**12, "pool_engines": 10**11}, "K and pool_engines are 100000000003 engines"),
+    ],
+)
+def test_a_plan_explains_a_configuration_that_is_too_large_to_simulate(change, reason):
+    text = plan(msgspec.structs.replace(SMALL, **change))
+    assert text.startswith("One step trains B = ")
+    assert reason in text.partition("\n\nNot simulated: ")[2]
+
+
+def test_a_plan_that_waits_for_ages_is_simulated_and_one_that_waits_for_ever_is_refused():
+    assert "this configuration" in plan(msgspec.structs.replace(SMALL, tau_s=1e7))
+    with pytest.raises(VirtualTimeExceeded, match="is not over after 32 years"):
+        plan(msgspec.structs.replace(SMALL, tau_s=1e30))
 
 
 def test_workload_draws_do_not_depend_on_the_order_of_asking():

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from gyre.simulation.clock import VirtualClock, VirtualDeadlock, run_virtual
+from gyre.simulation.clock import HORIZON_S, VirtualClock, VirtualDeadlock, VirtualTimeExceeded, run_virtual
 
 
 def test_time_jumps_to_the_next_timer_in_order():
@@ -40,3 +40,23 @@ def test_the_result_and_errors_of_the_program_come_through():
     assert run_virtual(answer()) == 42
     with pytest.raises(ValueError, match="mine"):
         run_virtual(fail())
+
+
+def test_timers_run_at_late_times_too_and_not_for_ever():
+    """The clock resolution that asyncio adds to its time is lost in the rounding of late times."""
+
+    async def main() -> list[float]:
+        clock, seen = VirtualClock(), []
+        for seconds in (2.0**24, 1.0, 0.0, 9e8, 0.1):
+            await clock.sleep(seconds)
+            seen.append(clock.now())
+        return seen
+
+    start = 2.0**24
+    assert run_virtual(main()) == [start, start + 1, start + 1, start + 1 + 9e8, start + 1 + 9e8 + 0.1]
+
+    async def late() -> None:
+        await VirtualClock().sleep(HORIZON_S + 1.0)
+
+    with pytest.raises(VirtualTimeExceeded, match="not over after 32 years"):
+        run_virtual(late())

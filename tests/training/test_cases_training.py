@@ -51,7 +51,7 @@ class World(msgspec.Struct):
         table = {token: torch.tensor(p, dtype=torch.float64, requires_grad=True) for token, p in self.current.items()}
         total = 0.0
         for step in steps:
-            check(step)
+            check(step, vocabulary=1 + max(self.current))
             evaluation = Evaluation(step, 0, CONFIG)
             packs = [
                 [torch.stack([table[row.ids_T[t]] for t in row.targets]) for row in rows_of(step, one)]

@@ -2,16 +2,19 @@
 sharded cells in test_ranks_dp.py."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from training_cases import hf_logprobs, logprobs, make_executions, micro_step
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from gyre.core.errors import ConfigError
 from gyre.engines.local.model import build_model, load_weights
 from gyre.training.checkpoint import read_initial
 from gyre.training.export import export_hf
@@ -32,6 +35,16 @@ def test_split_and_fuse_are_inverse(count: int, layers: int, width: int) -> None
     again = experts.fuse(dict(sorted(apart.items())))
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+
+
+def test_parts_of_experts_that_a_file_lacks_are_named(make_trainer: Any, moe_dir: str, tmp_path: Path) -> None:
+    shutil.copytree(moe_dir, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    layer = "model.layers.3.mlp.experts"
+    lost = [f"{layer}.0.down_proj.weight", f"{layer}.2.gate_proj.weight"]
+    save_file({name: t for name, t in load_file(file).items() if name not in lost}, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"model\*\.safetensors does not fit .*: {', '.join(lost)};"):
+        make_trainer(model_dir=str(tmp_path / "model"))
 
 
 def test_file_names_are_those_of_transformers(moe_dir: str, moe: PreTrainedModel) -> None:

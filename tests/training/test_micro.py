@@ -207,6 +207,17 @@ def test_inconsistent_rows_are_refused(trainer, change: dict[str, list[int]]) ->
         trainer.micro_step(micro_step("m", [execution]))
 
 
+@pytest.mark.parametrize("ids", [[1, 2, 256, 4], [1, 2, 3, 256], [1, -1, 3, 4]])
+def test_tokens_that_the_model_does_not_have_are_refused(trainer, ids: list[int]) -> None:
+    """Megatron would score such a target as if its logit were 0."""
+    row = Row(ids_T=ids, targets=[2, 3], logprobs=[-1.0, -1.0], versions=[0, 0])
+    execution = ExecutionRows(execution_id="x-1", advantage=1.0, weight=1.0, rows=[row])
+    with pytest.raises(InvariantViolation, match=r"micro-step m, execution x-1: .* the model has 256 of them;"):
+        trainer.micro_step(micro_step("m", [execution]))
+    with pytest.raises(InvariantViolation, match=r"cell 0 cannot score a row: its token ids are from"):
+        trainer.score(ids)
+
+
 def test_packs_hold_every_row_once(trainer, executions) -> None:
     step = micro_step("m-7", executions)
     for packs in ([step.packs[0][1:]], [step.packs[0], [step.packs[0][0]]]):

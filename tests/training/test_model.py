@@ -115,8 +115,11 @@ def test_missing_or_misshapen_weights_are_named(model_dir: str, hf_model) -> Non
     replica = Replica(model_dir)
     state = dict(hf_model.state_dict())
     name = "model.layers.1.mlp.up_proj.weight"
-    with pytest.raises(WeightsUnavailable, match=name):
+    with pytest.raises(WeightsUnavailable, match=f"tensors are missing: {name}$"):
         replica.scatter({key: value for key, value in state.items() if key != name})
+    first = r"model\.layers\.0\.self_attn\.q_proj\.weight"
+    with pytest.raises(WeightsUnavailable, match=rf"missing: [^,]*, {first}, [^,]* and 9 more$"):
+        replica.scatter({key: value for key, value in state.items() if ".layers.0." not in key and key != name})
     with pytest.raises(WeightsUnavailable, match=name):
         replica.scatter({**state, name: state[name][:-1]})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from training_cases import hf_logprobs, make_executions, micro_step, rank_processes, trainer_config
 from transformers import AutoModelForCausalLM
 
@@ -262,6 +263,30 @@ def test_a_damaged_checkpoint_is_refused(make_trainer, tmp_path: Path) -> None:
     trainer.save(str(tmp_path / "c")).result()
     (tmp_path / "c" / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ConfigError, match="not a checkpoint"):
+        trainer.load(str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize(
+    ("file", "lost", "message"),
+    [
+        ("model", "model.norm.weight", r"c/model\.safetensors does not fit .*missing: model\.norm\.weight;"),
+        ("optimizer", "exp_avg/model.norm.weight", r"c/optimizer\.safetensors does not fit .*: model\.norm\.weight;"),
+        ("optimizer", "exp_avg/", r"c/optimizer\.safetensors does not fit .*missing: .* and \d+ more;"),
+        ("optimizer", "rng/torch", r"c/optimizer\.safetensors has no rng/torch"),
+    ],
+)
+def test_a_checkpoint_that_lacks_tensors_is_refused_by_their_names(
+    make_trainer, hf_model, tmp_path: Path, file: str, lost: str, message: str
+) -> None:
+    trainer = make_trainer()
+    one_step(trainer, hf_model, 1)
+    trainer.save(str(tmp_path / "c")).result()
+    path = tmp_path / "c" / f"{file}.safetensors"
+    save_file({name: tensor for name, tensor in load_file(path).items() if not name.startswith(lost)}, path)
+    with pytest.raises(ConfigError, match=message):
+        trainer.load(str(tmp_path / "c"))
+    (tmp_path / "c" / "trainer.json").write_text('{"version": 1}')
+    with pytest.raises(ConfigError, match=r"not a checkpoint .* `steps`"):
         trainer.load(str(tmp_path / "c"))
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from family_cases import KINDS, REAL, encode, family, reasons, sampled_text, stop_before
 from hypothesis import HealthCheck, given, settings
@@ -122,6 +123,43 @@ def test_T02_T07_stored_tokens_and_the_encoded_suffix_are_the_prompt(name, kind,
         conversation = Conversation((*conversation.messages, reply, follows), TOOLS)
     assert len(tree.leaves()) == 1
     assert tree.unique_tokens == len(path)
+
+
+@pytest.mark.parametrize("name", ["kimi_k2", "kimi_k25"])
+def test_a_result_has_the_id_that_the_policy_gave_its_call(name):
+    """Also after a call that could not be read, and from a policy that counts in its own way. A whole render has no
+    more than the calls that could be read, and counts those."""
+    renderer, tokenizer = family(name)
+
+    def attempt(call_id: str, arguments: str) -> str:
+        return f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+    attempts = [
+        attempt("functions.Bash:0", '{"command": '),
+        attempt("functions.Bash:1", '{"command": "ls"}'),
+        attempt("functions.Edit:7", '{"file_path": "a"}'),
+    ]
+    section = f"go<|tool_calls_section_begin|>{''.join(attempts)}<|tool_calls_section_end|><|im_end|>"
+    output = encode(tokenizer, section)
+    turn = renderer.parse(output, TOOLS)
+    assert [call.ok for call in turn.calls] == [False, True, True]
+    calls = tuple(ToolCall(f"c{i}", call.name, call.arguments) for i, call in enumerate(turn.good_calls))
+    reply = Message(role="assistant", text=turn.text, tool_calls=calls)
+    messages = (*HEAD, reply, result(calls[1], "edited"), result(calls[0], "a b"))
+    longer = Conversation(messages, TOOLS)
+
+    def returned(ids: list[int]) -> list[str]:
+        return [part.partition("\n")[0] for part in tokenizer.decode(ids).split("## Return of ")[1:]]
+
+    prompt = renderer.render(Conversation(HEAD, TOOLS))
+    assert returned(renderer.bridge(prompt, output, longer, 3)) == ["functions.Edit:7", "functions.Bash:1"]
+    foreign = Conversation((*messages, Message(role="assistant", text="not sampled here"), user("next")), TOOLS)
+    assert returned(renderer.bridge(prompt, output, foreign, 3)) == ["functions.Edit:7", "functions.Bash:1"]
+    assert returned(renderer.render(longer)) == ["functions.Edit:1", "functions.Bash:0"]
+    dropped = Conversation(
+        (*HEAD, msgspec.structs.replace(reply, tool_calls=calls[:1]), result(calls[0], "a b")), TOOLS
+    )
+    assert returned(renderer.bridge(prompt, output, dropped, 3)) == ["functions.Bash:0"]
 
 
 def ends(tokenizer) -> list[int]:

@@ -25,7 +25,7 @@ from gyre.control.base import (
     WorkResult,
 )
 from gyre.control.live.config import RunConfig
-from gyre.control.live.processes import Fleet
+from gyre.control.live.processes import Fleet, Started
 from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation, PeerLost
 from gyre.core.routing import Routing, joined
 from gyre.core.tokens import TokenIds
@@ -169,23 +169,27 @@ class LiveCells:
         return UpdateStats(version=stats.version, grad_norm=stats.grad_norm)
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:
+        # A process that takes the place of one of these meanwhile has no weights yet, and is not what is published to.
+        running = {engine.member.cell: engine for engine in self._fleet.engines()}
+        failed = {cell: "not running" for cell in engines if cell not in running}
         self._published = await self._core_snapshot(version)
-        failed: dict[int, str] = {}
 
-        async def unless_lost(engine: int, call: Awaitable[T]) -> T | None:
+        async def unless_lost(cell: int, call: Awaitable[T]) -> T | None:
             try:
                 return await call
             except MemberLost as error:
-                failed[engine] = error.detail
+                failed[cell] = error.detail
                 return None
 
-        await asyncio.gather(*(unless_lost(engine, self._refresh(engine)) for engine in engines))
+        await asyncio.gather(
+            *(unless_lost(cell, self._refresh(running[cell])) for cell in engines if cell not in failed)
+        )
         await self._trainer(CORE, lambda core: core.retire([version]))
         probes = []
-        for engine in [engine for engine in engines if engine not in failed]:
-            answer = await unless_lost(engine, self._sample(engine))
+        for cell in [cell for cell in engines if cell not in failed]:
+            answer = await unless_lost(cell, self._sample(running[cell]))
             if answer is not None:
-                probes.append(await self._probe(engine, answer))
+                probes.append(await self._probe(cell, answer))
         return Publication(probes=probes, failed=failed)
 
     async def checkpoint(self, version: int) -> None:
@@ -230,7 +234,7 @@ class LiveCells:
                 raise InvariantViolation(f"the core is at version {self._snapshot.version}, expected {version}")
             return self._snapshot
 
-    async def _refresh(self, cell: int) -> None:
+    async def _refresh(self, process: Started) -> None:
         weights = self._published
         assert weights is not None
 
@@ -239,9 +243,9 @@ class LiveCells:
             await engine.update_weights(weights)
             await engine.resume()
 
-        await self._engine(cell, load)
+        await self._call(process, load, self._deadlines.call_s)
 
-    async def _sample(self, cell: int) -> _Sampled:
+    async def _sample(self, process: Started) -> _Sampled:
         self._probes += 1
         prompt = [(self._probes * 7 + i * 13) % self._vocabulary for i in range(PROBE_TOKENS)]
         sampling = self._config.sampling()
@@ -263,7 +267,7 @@ class LiveCells:
                 routing += [] if chunk.routing is None else [chunk.routing]
             return _Sampled([*prompt, *ids], len(prompt), logprobs, joined(routing) if routing else None)
 
-        return await self._engine(cell, generate)
+        return await self._call(process, generate, self._deadlines.call_s)
 
     async def _probe(self, cell: int, sampled: _Sampled) -> Probe:
         """The core scores the engine's answer under the weights just published."""
@@ -272,26 +276,26 @@ class LiveCells:
         return Probe(cell=cell, tokens=len(sampled.logprobs), logprob_gap_max=gap)
 
     async def _engine(self, cell: int, call: Callable[[Engine], Awaitable[T]]) -> T:
-        return await self._call(Member("engine", cell), call, self._deadlines.call_s)
+        return await self._call(self._fleet.member(Member("engine", cell)), call, self._deadlines.call_s)
 
     async def _trainer(self, cell: int, call: Callable[[Trainer], Awaitable[T]], seconds: float | None = None) -> T:
-        return await self._call(Member("trainer", cell), call, seconds or self._deadlines.call_s)
+        process = self._fleet.member(Member("trainer", cell))
+        return await self._call(process, call, seconds or self._deadlines.call_s)
 
-    async def _call(self, member: Member, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
+    async def _call(self, process: Started, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
         """Raises MemberLost for whatever goes wrong on the member but a broken guarantee, a broken reduction or a disk
         that does not take a checkpoint."""
-        started = self._fleet.member(member)
         try:
             async with asyncio.timeout(seconds):
-                return await call(started.connection.stub)
+                return await call(process.connection.stub)
         except (InvariantViolation, GroupBroken, CheckpointFailed, EssentialLost):
             raise
         except TimeoutError as error:
-            await self._fleet.kill(started)
-            raise MemberLost(member, f"no answer within {seconds:g} s") from error
+            await self._fleet.kill(process)
+            raise MemberLost(process.member, f"no answer within {seconds:g} s") from error
         except GyreError as error:
-            await self._fleet.kill(started)
-            raise MemberLost(member, str(error)) from error
+            await self._fleet.kill(process)
+            raise MemberLost(process.member, str(error)) from error
 
     async def _proxy(self, call: Awaitable[T]) -> T:
         try:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gyre.control.live.devices import Placement, place
+from gyre.control.live.fit import Sizes, require_layout, require_servable
 from gyre.control.members import Limits
 from gyre.core.errors import ConfigError
 from gyre.core.routing import expert_count
@@ -269,7 +270,7 @@ def check(config: RunConfig, where: str) -> None:
     try:
         model = msgspec.json.decode((config.policy.model / "config.json").read_bytes(), type=dict[str, Any])
         require_trainable(model, f"{where}: policy.model = {config.policy.model}")
-        sizes = msgspec.convert(model, _Sizes)
+        sizes = msgspec.convert(model, Sizes)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"{where}: config.json of policy.model = {config.policy.model} is not that of a language model ({error})"
@@ -279,7 +280,11 @@ def check(config: RunConfig, where: str) -> None:
             f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "
             "whose choice could be replayed; set it to false"
         )
-    _check_layout(config, sizes, where)
+    try:
+        require_layout(config.trainer.parallel, sizes, str(config.policy.model))
+        require_servable(config.engine, sizes, str(config.policy.model))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _check_devices(config: RunConfig) -> None:
@@ -311,34 +316,3 @@ def _check_cluster(config: RunConfig, section: RaySection) -> None:
             f'engine.sender_gpu = "{config.engine.sender_gpu}" names a GPU of this machine, and with launch.kind = ray '
             "engines may be on several; leave it out to broadcast from host memory"
         )
-
-
-class _Sizes(msgspec.Struct):
-    """Of a model's config.json."""
-
-    vocab_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive | None = None
-    intermediate_size: Positive | None = None
-    moe_intermediate_size: Positive | None = None
-
-
-def _check_layout(config: RunConfig, sizes: _Sizes, where: str) -> None:
-    """What of the model is split over tensor and pipeline ranks must be divisible by their number."""
-    layout = config.trainer.parallel
-    for key, parts, fields in (
-        (
-            "tensor",
-            layout.tensor,
-            ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"),
-        ),
-        ("pipeline", layout.pipeline, ("num_hidden_layers",)),
-    ):
-        for field in fields:
-            size = getattr(sizes, field) or 0
-            if size % parts:
-                raise ConfigError(
-                    f"{where}: trainer.parallel.{key} = {parts} does not divide {field} = {size} of "
-                    f"{config.policy.model}; choose a divisor"
-                )

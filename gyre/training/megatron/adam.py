@@ -58,7 +58,7 @@ class Adam:
         return {moment: self._replica.whole(tensors) for moment, tensors in local.items()}
 
     def load(self, steps: int, moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """The inverse of `whole_moments` at `steps` updates."""
+        """The inverse of `whole_moments` at `steps` updates. Raises WeightsUnavailable."""
         self._state.clear()
         if not steps:
             return
@@ -67,7 +67,7 @@ class Adam:
             self._state[parameter] = {"step": torch.tensor(float(steps)), **state}
         for moment in MOMENTS:
             into = {name: self._state[p][moment] for name, p in self._replica.parameters.items()}
-            self._replica.scatter(moments[moment], into)
+            self._replica.scatter(moments.get(moment, {}), into)
 
     @property
     def _state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:

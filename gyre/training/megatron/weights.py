@@ -16,6 +16,7 @@ from megatron.core import parallel_state
 from gyre.core.errors import WeightsUnavailable
 from gyre.training.megatron.experts import SparseMlp
 from gyre.training.megatron.model import PolicyModel
+from gyre.transport import experts
 
 Join = Literal["one", "gate_up", "qkv", "experts"]
 
@@ -89,13 +90,13 @@ def mark_shards(model: PolicyModel) -> None:
 @torch.no_grad()
 def scatter(model: PolicyModel, whole: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
     """Fills `into` (Megatron name → this rank's tensor) from whole Hugging Face tensors. Raises WeightsUnavailable
-    when one is missing or has another shape; then `into` may be partly filled."""
+    when some are missing, or when one has another shape; then `into` may be partly filled."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     size = parallel_state.get_tensor_model_parallel_world_size()
-    for rule in rules(model):
-        missing = [name for name in rule.hf if name not in whole]
-        if missing:
-            raise WeightsUnavailable(f"the weights lack {missing[0]}, which {rule.megatron} is made of")
+    found = rules(model)
+    if missing := [name for rule in found for name in rule.hf if name not in whole]:
+        raise experts.lacking(missing)
+    for rule in found:
         tensors = [whole[name] for name in rule.hf]
         if rule.join == "experts":
             tensors = [tensor.view(len(tensor), 2, -1, tensor.shape[-1]) for tensor in tensors]

@@ -1,0 +1,103 @@
+"""A publication is to the engine processes that were there when it began."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import DEFAULT, AsyncMock
+
+import pytest
+from live_fleet import VOCABULARY, run_config
+
+from gyre.control.base import Member, MemberLost
+from gyre.control.live.cells import PROBE_TOKENS, LiveCells
+from gyre.control.live.config import RecoverySection
+from gyre.control.live.processes import Fleet, Started
+from gyre.core.errors import NotReady, PeerLost
+from gyre.engines.base import GenerateChunk, GenerateRequest
+from gyre.scheduling.config import SchedulerConfig
+from gyre.store import RunDir
+from gyre.training.config import ParallelConfig
+from gyre.transport.base import WeightRef
+
+CORE, FIRST, SECOND = Member("trainer", 0), Member("engine", 0), Member("engine", -1)
+WEIGHTS = WeightRef(version=1, uri="", checksum="")
+SCHEDULER = SchedulerConfig(B=1, N=1, K=1, C_e=4, C_s=4, max_steps=1)
+
+
+class ScriptedEngine(AsyncMock):
+    """Answers a probe, unless it is dead."""
+
+    dead = False
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        if self.dead:
+            raise PeerLost("the engine is gone")
+        yield GenerateChunk(output_ids=[1, 2], logprobs=[-1.0, -1.0], finish="length")
+
+
+class Unloaded(AsyncMock):
+    """A process that has just taken the place of another one."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        raise NotReady("no weights yet")
+        yield
+
+
+class ScriptedFleet:
+    def __init__(self) -> None:
+        self.running: dict[Member, Started] = {}
+        self.killed: list[Started] = []
+
+    def start(self, member: Member, stub: Any) -> Started:
+        made = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
+        self.running[member] = made
+        return made
+
+    def member(self, member: Member) -> Started:
+        if member not in self.running:
+            raise MemberLost(member, "not running")
+        return self.running[member]
+
+    def engines(self) -> list[Started]:
+        return [started for member, started in self.running.items() if member.part == "engine"]
+
+    async def kill(self, started: Started) -> None:
+        self.killed.append(started)
+
+
+@pytest.mark.parametrize("moment", ["publish", "score"])
+async def test_a_process_that_takes_the_place_of_a_lost_engine_is_left_alone(tmp_path: Path, moment: str) -> None:
+    """Before engines load the version, or between that and the probe."""
+    fleet = ScriptedFleet()
+    lost = ScriptedEngine()
+    process = fleet.start(FIRST, lost)
+    fleet.start(SECOND, ScriptedEngine())
+    successor = Unloaded()
+
+    def strike(*_: object) -> object:
+        lost.dead = True
+        lost.update_weights.side_effect = PeerLost("the engine is gone")
+        fleet.start(FIRST, successor)
+        return DEFAULT
+
+    core = AsyncMock(**{"publish.return_value": WEIGHTS, "score.return_value": [-1.0] * (PROBE_TOKENS + 1)})
+    getattr(core, moment).side_effect = strike
+    fleet.start(CORE, core)
+    config = run_config(tmp_path, SCHEDULER, ParallelConfig(), RecoverySection())
+    cells = LiveCells(cast(Fleet, fleet), RunDir(tmp_path), config, VOCABULARY)
+
+    publication = await cells.publish(1, [SECOND.cell, FIRST.cell])
+    assert [probe.cell for probe in publication.probes] == [SECOND.cell]
+    assert publication.failed == {FIRST.cell: "the engine is gone"}
+    assert fleet.killed == [process]
+    assert fleet.running[FIRST].connection.stub is successor
+
+
+async def test_an_engine_that_is_not_running_has_failed(tmp_path: Path) -> None:
+    fleet = ScriptedFleet()
+    fleet.start(CORE, AsyncMock(**{"publish.return_value": WEIGHTS}))
+    config = run_config(tmp_path, SCHEDULER, ParallelConfig(), RecoverySection())
+    cells = LiveCells(cast(Fleet, fleet), RunDir(tmp_path), config, VOCABULARY)
+    publication = await cells.publish(1, [SECOND.cell])
+    assert (publication.probes, publication.failed) == ([], {SECOND.cell: "not running"})
