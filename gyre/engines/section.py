@@ -70,7 +70,7 @@ class SglangSection(
 
     python: str
     device: Literal["cuda", "cpu"] = "cuda"
-    dtype: str = "bfloat16"
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "bfloat16"
     tensor: Positive = 1
     kv_tokens: Positive | None = None
     max_requests: Positive = 64

@@ -88,7 +88,7 @@ def test_a_file_that_is_no_tokenizer_is_named(content: str, tmp_path: Path, caps
         ("engine.python=/nowhere/python", "engine.python = /nowhere/python is no interpreter that has SGLang"),
         (f"engine.python={__file__}", "is no interpreter that has SGLang; name the one"),
         (f"engine.python={sys.executable}", "is no interpreter that has SGLang; name the one"),
-        ("engine.dtype=int8", 'engine.dtype = "int8" must be one of: auto, half, float16, bfloat16, float, float32'),
+        ("engine.dtype=int8", "engine.dtype = 'int8' must be one of: auto, half, float16, bfloat16, float, float32"),
         ("engine.tensor=3", "engine.tensor = 3 does not divide num_attention_heads = 4"),
         ("engine.device=cuda", "the engines run on GPUs and devices.ids lists none"),
     ],

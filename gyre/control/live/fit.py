@@ -11,9 +11,6 @@ from gyre.training.config import ParallelConfig
 
 Positive = Annotated[int, Meta(ge=1)]
 
-SGLANG_DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-"""--dtype of SGLang 0.5.23."""
-
 
 class Sizes(msgspec.Struct):
     """Of a model's config.json."""
@@ -46,11 +43,9 @@ def require_layout(layout: ParallelConfig, sizes: Sizes, model: str) -> None:
 
 
 def require_servable(engine: EngineSection, sizes: Sizes, model: str) -> None:
-    """What SGLang refuses of a model's sizes or of a precision only when its server starts. Raises ConfigError."""
+    """What SGLang refuses of a model's sizes only when its server starts. Raises ConfigError."""
     if not isinstance(engine, SglangSection):
         return
-    if engine.dtype not in SGLANG_DTYPES:
-        raise ConfigError(f'engine.dtype = "{engine.dtype}" must be one of: {", ".join(SGLANG_DTYPES)}')
     if engine.args.get("enable-dp-attention"):
         # Attention is then split over a part of the ranks.
         return
