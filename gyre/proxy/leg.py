@@ -1,12 +1,18 @@
 """One engine call. A model call that is moved between engines has several legs, one after the other."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from gyre.core.errors import GyreError, InvariantViolation, PeerLost, PromptMismatch
 from gyre.engines.base import Engine, GenerateChunk, GenerateRequest
+
+log = logging.getLogger(__name__)
+
+END_S = 10.0
+"""How long an engine may take to end the stream after the last chunk of an answer; then it is ended from here."""
 
 _Item = GenerateChunk | GyreError | None
 
@@ -27,8 +33,7 @@ class Leg:
         """Tokens whose KV went along to where the call goes on."""
         self.engine = engine
         self._whole = False
-        """The engine has said the last of it and ends the stream itself, which costs less than to cancel it. When it
-        dies before, the connection's keep-alive ends it."""
+        """The engine has said the last of it and ends the stream itself, which costs less than to cancel it."""
         self._received: asyncio.Queue[_Item] = asyncio.Queue()
         self._task = asyncio.create_task(self._receive())
 
@@ -75,12 +80,22 @@ class Leg:
             self._task.cancel()
 
     async def _receive(self) -> None:
+        end = asyncio.timeout(None)
         try:
-            async with aclosing(self.engine.generate(self.request)) as stream:  # type: ignore[type-var]
+            async with end, aclosing(self.engine.generate(self.request)) as stream:  # type: ignore[type-var]
                 async for chunk in stream:
+                    if self._whole:
+                        log.warning("engine of cell %d went on after the end of an answer: cancelled", self.cell)
+                        break
                     self._received.put_nowait(chunk)
-                    self._whole = chunk.finish is not None
+                    if chunk.finish is not None:
+                        self._whole = True
+                        end.reschedule(asyncio.get_running_loop().time() + END_S)
         except GyreError as error:
             self._received.put_nowait(error)
+        except TimeoutError:
+            if not end.expired():
+                raise
+            log.warning("engine of cell %d left a finished answer open for %g s: cancelled", self.cell, END_S)
         finally:
             self._received.put_nowait(None)

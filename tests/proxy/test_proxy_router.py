@@ -306,6 +306,38 @@ async def test_leaving_the_iterator_cancels_at_the_engine(make_world: Callable[.
     assert world.router.running_by_cell() == {}
 
 
+class Endless(ScriptedEngine):
+    """Says the last of an answer, and then either nothing or more."""
+
+    def __init__(self, script: Script, *, talks: bool) -> None:
+        super().__init__(script)
+        self._talks = talks
+        self.let_go = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
+        said = {"output_ids": [7], "logprobs": [-1.0], "versions": [0]}
+        try:
+            yield GenerateChunk(**said, finish="length", prompt_digest=request.input_ids.digest)
+            while True:
+                await (asyncio.sleep(0.01) if self._talks else asyncio.Event().wait())
+                yield GenerateChunk(**said, finish="length")
+        finally:
+            self.let_go.set()
+
+
+@pytest.mark.parametrize("talks", [True, False])
+async def test_an_engine_that_does_not_end_a_whole_answer_is_let_go(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, talks: bool
+) -> None:
+    monkeypatch.setattr("gyre.proxy.leg.END_S", 5.0 if talks else 0.05)
+    world = make_world([0])
+    engine = world.engines[0] = Endless(world.script, talks=talks)
+    world.router.set_routes([route(0)])
+    assert [piece.finish for piece in await world.call()] == ["length"]
+    async with asyncio.timeout(3):
+        await engine.let_go.wait()
+
+
 async def test_T15_calls_move_between_engine_processes(make_world: Callable[..., World], tmp_path: Path) -> None:
     """The same over the real RPC, where one engine's server dies in the middle of an answer."""
     world = make_world([0, 1])
