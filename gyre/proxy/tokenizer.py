@@ -14,8 +14,10 @@ log = logging.getLogger(__name__)
 _PROBES = (
     "<|im_start|>user\nDon't  I'LL \tx=12345;// naïve e\u0301 漢字 한국어 🙂👩\u200d👧\r\n\r\n   end  ",
     "def f(a_b, *c):\n    return {'k': [1.5e-3, \"\\u00e9\"]}\n\n\n#### <|im_end|></s>",
-    "½ ١٢٣ \u00a0\u3000\ufeffﬁ Å A\u030a\x00",
+    "½ ١٢٣ \u00a0\u3000\ufeffﬁ Å A\u030a\x00 x² हिन्दी में क्षि",
 )
+_NOT_ALWAYS_A_SPACE = "\u180e"
+"""Is one to the regular expressions of fastokens, when it has no code of its own for a pattern, and else is none."""
 
 
 class PolicyTokenizer:
@@ -33,11 +35,10 @@ class PolicyTokenizer:
         self._fast = self._faster()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        if self._fast is not None:
+        if self._fast is not None and _NOT_ALWAYS_A_SPACE not in text:
             # It refuses bytes that are missing in the vocabulary; the original leaves them out.
             with contextlib.suppress(ValueError):
-                ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
-                return ids
+                return self._quick(self._fast, text, add_special_tokens)
         return self._exact(text, add_special_tokens)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
@@ -50,7 +51,7 @@ class PolicyTokenizer:
         try:
             fast = fastokens.Tokenizer.from_json_str(self._core.to_str())
             same = all(
-                fast.encode(text, add_special_tokens=special).ids == self._exact(text, special)
+                self._quick(fast, text, special) == self._exact(text, special)
                 for text in _PROBES
                 for special in (False, True)
             )
@@ -60,6 +61,12 @@ class PolicyTokenizer:
         if not same:
             log.warning("fastokens encodes otherwise than this tokenizer: prompts are encoded at the usual speed")
         return fast if same else None
+
+    def _quick(self, fast: Any, text: str, add_special_tokens: bool) -> list[int]:
+        # `split_special_tokens` of tokenizer_config.json, which tokenizer.json does not tell.
+        split = self._core.encode_special_tokens
+        ids: list[int] = fast.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=split).ids
+        return ids
 
     def _exact(self, text: str, add_special_tokens: bool) -> list[int]:
         # Of one text; unlike the library's `encode` it keeps no character offsets.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gyre.core.errors import ConfigError
@@ -91,6 +91,33 @@ def test_bytes_that_the_vocabulary_lacks_are_left_out() -> None:
     ids = tokenizer.encode(f"a{lacking}b", add_special_tokens=False)
     assert ids == core.encode(f"a{lacking}b").ids
     assert len(ids) == 5
+
+
+@pytest.mark.parametrize("text", ["  \u180e", "\u180e's"])
+def test_a_character_that_only_some_libraries_take_for_a_space(text: str) -> None:
+    tokenizer = load_tokenizer(str(TINY))
+    assert tokenizer.encode(text) == tokenizer.backend_tokenizer.encode(text).ids
+
+
+def test_special_tokens_stay_text_where_the_configuration_says_so() -> None:
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.add_special_tokens(["<s>"])
+    tokenizer = PolicyTokenizer(PreTrainedTokenizerFast(tokenizer_object=core, split_special_tokens=True))
+    assert tokenizer._fast is not None
+    assert tokenizer.encode("a<s>b", add_special_tokens=False) == [letters[letter] for letter in "a<s>b"]
+
+
+def test_a_pattern_whose_words_differ_is_encoded_as_it_was() -> None:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\w+|\s+|[^\w\s]+"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(["हिन्दी में क्षि"] * 9, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    tokenizer = PolicyTokenizer(PreTrainedTokenizerFast(tokenizer_object=core))
+    assert tokenizer.encode("हिन्दी") == core.encode("हिन्दी").ids
 
 
 def test_a_proxy_worker_does_without_torch() -> None:
