@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import tomli_w
@@ -19,6 +19,8 @@ import tomli_w
 from gyre.core.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 def load(path: Path, overrides: Sequence[str], type_: type[T]) -> T:

@@ -3,18 +3,16 @@
 `kind` chooses. A section knows the worker that serves it and turns itself into that worker's config.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
 
+from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.sglang.config import CONTEXT_RESERVE, SenderConfig, SglangEngineConfig
 from gyre.transport.section import TransportSection
-
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class LocalSection(

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from gyre.control.base import Ticket
 from gyre.control.controller import Controller
+from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.simulation.clock import VirtualClock, run_virtual
@@ -37,9 +38,9 @@ class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     to_rollout_s: Seconds = 3.46
     executions_per_node: float = EXECUTIONS_PER_NODE
     cells: int | None = None
-    nodes_per_cell: Annotated[int, Meta(ge=1)] | None = None
+    nodes_per_cell: Positive | None = None
     pool_nodes: int | None = None
-    micro_steps: Annotated[int, Meta(ge=1)] = 4
+    micro_steps: Positive = 4
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from unittest.mock import DEFAULT, AsyncMock
 import pytest
 from live_fleet import VOCABULARY, run_config
 
-from gyre.control.base import Member, MemberLost
+from gyre.control.base import Member
 from gyre.control.live.cells import PROBE_TOKENS, LiveCells
 from gyre.control.live.config import RecoverySection
 from gyre.control.live.processes import Fleet, Started
@@ -44,23 +44,16 @@ class Unloaded(AsyncMock):
         yield
 
 
-class ScriptedFleet:
+class ScriptedFleet(Fleet):
+    """The fleet's own book of members, over stubs instead of processes."""
+
     def __init__(self) -> None:
-        self.running: dict[Member, Started] = {}
+        self._members = {}
         self.killed: list[Started] = []
 
-    def start(self, member: Member, stub: Any) -> Started:
-        made = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
-        self.running[member] = made
+    def put(self, member: Member, stub: Any) -> Started:
+        made = self._members[member] = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
         return made
-
-    def member(self, member: Member) -> Started:
-        if member not in self.running:
-            raise MemberLost(member, "not running")
-        return self.running[member]
-
-    def engines(self) -> list[Started]:
-        return [started for member, started in self.running.items() if member.part == "engine"]
 
     async def kill(self, started: Started) -> None:
         self.killed.append(started)
@@ -71,33 +64,33 @@ async def test_a_process_that_takes_the_place_of_a_lost_engine_is_left_alone(tmp
     """Before engines load the version, or between that and the probe."""
     fleet = ScriptedFleet()
     lost = ScriptedEngine()
-    process = fleet.start(FIRST, lost)
-    fleet.start(SECOND, ScriptedEngine())
+    process = fleet.put(FIRST, lost)
+    fleet.put(SECOND, ScriptedEngine())
     successor = Unloaded()
 
     def strike(*_: object) -> object:
         lost.dead = True
         lost.update_weights.side_effect = PeerLost("the engine is gone")
-        fleet.start(FIRST, successor)
+        fleet.put(FIRST, successor)
         return DEFAULT
 
     core = AsyncMock(**{"publish.return_value": WEIGHTS, "score.return_value": [-1.0] * (PROBE_TOKENS + 1)})
     getattr(core, moment).side_effect = strike
-    fleet.start(CORE, core)
+    fleet.put(CORE, core)
     config = run_config(tmp_path, SCHEDULER, ParallelConfig(), RecoverySection())
-    cells = LiveCells(cast(Fleet, fleet), RunDir(tmp_path), config, VOCABULARY)
+    cells = LiveCells(fleet, RunDir(tmp_path), config, VOCABULARY)
 
     publication = await cells.publish(1, [SECOND.cell, FIRST.cell])
     assert [probe.cell for probe in publication.probes] == [SECOND.cell]
     assert publication.failed == {FIRST.cell: "the engine is gone"}
     assert fleet.killed == [process]
-    assert fleet.running[FIRST].connection.stub is successor
+    assert fleet.member(FIRST).connection.stub is successor
 
 
 async def test_an_engine_that_is_not_running_has_failed(tmp_path: Path) -> None:
     fleet = ScriptedFleet()
-    fleet.start(CORE, AsyncMock(**{"publish.return_value": WEIGHTS}))
+    fleet.put(CORE, AsyncMock(**{"publish.return_value": WEIGHTS}))
     config = run_config(tmp_path, SCHEDULER, ParallelConfig(), RecoverySection())
-    cells = LiveCells(cast(Fleet, fleet), RunDir(tmp_path), config, VOCABULARY)
+    cells = LiveCells(fleet, RunDir(tmp_path), config, VOCABULARY)
     publication = await cells.publish(1, [SECOND.cell])
     assert (publication.probes, publication.failed) == ([], {SECOND.cell: "not running"})

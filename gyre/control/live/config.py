@@ -14,6 +14,7 @@ from msgspec import Meta
 from gyre.control.live.devices import Placement, place
 from gyre.control.live.fit import Sizes, require_layout, require_servable
 from gyre.control.members import Limits
+from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.core.routing import expert_count
 from gyre.engines.base import Sampling
@@ -34,8 +35,6 @@ from gyre.training.objective import ObjectiveConfig
 from gyre.trajectory.families import FAMILIES
 from gyre.transport import section as transport
 from gyre.transport.section import ShmSection, TransportSection
-
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

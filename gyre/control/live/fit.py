@@ -1,15 +1,11 @@
 """Whether engines and trainers can take the policy apart as configured; its config.json tells the sizes."""
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
+from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.engines.section import EngineSection, SglangSection
 from gyre.training.config import ParallelConfig
-
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class Sizes(msgspec.Struct):

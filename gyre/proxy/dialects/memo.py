@@ -50,8 +50,7 @@ class Memo:
     def read(self, reader: Reader[T], raw: msgspec.Raw, place: str) -> Element[T]:
         """`reader(raw, place)`, or what it returned for these bytes before. When it raises, nothing is remembered."""
         key = (reader, xxh3_128_digest(raw, self._secret))
-        known = self._recent.get(key)
-        return known if known is not None else self._read(key, raw, place)
+        return self._recent.get(key) or self._read(key, raw, place)
 
     def read_each(self, reader: Reader[T], raws: Iterable[msgspec.Raw], place: str) -> list[Element[T]]:
         """`read` for every element of a list. Nearly all of a long history is known."""
