@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gyre.control.base import ReadyGroup
+from gyre.control.base import Environment, ReadyGroup
 from gyre.control.controller import Controller
 from gyre.core.events import Event
 from gyre.scheduling.config import SchedulerConfig
@@ -69,17 +69,10 @@ def simulate(
         cells.on_admitting = lambda engines: executions.served_by(
             sum(layout.pool_nodes if engine < 0 else layout.cell_nodes for engine in engines)
         )
-        await Controller(
-            config,
-            clock,
-            drawn,
-            executions,
-            SimMaterializer(drawn.costs),
-            cells,
-            MemoryJournal(stats.read, *readers),
-            order=order,
-            policy=policy,
-        ).run()
+        environment = Environment(
+            clock, drawn, executions, SimMaterializer(drawn.costs), cells, MemoryJournal(stats.read, *readers)
+        )
+        await Controller(config, environment, order=order, policy=policy).run()
 
     run_virtual(main())
     return stats

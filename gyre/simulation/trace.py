@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gyre.control.base import Ticket
+from gyre.control.base import Environment, Ticket
 from gyre.control.controller import Controller
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
@@ -126,15 +126,15 @@ def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
         times = CellTimes(
             to_training_s=params.to_training_s, to_rollout_s=params.to_rollout_s, publication_s=params.publication_s
         )
-        await Controller(
-            config,
+        environment = Environment(
             clock,
             _Numbers(),
             FixedExecutions(clock, seconds),
             SimMaterializer(lambda group: equal_parts(trace.work[group.group % groups] * HOUR, params.micro_steps)),
             SimCells(clock, times, row.nodes),
             MemoryJournal(stats.read),
-        ).run()
+        )
+        await Controller(config, environment).run()
 
     run_virtual(main())
     return TraceResult(
