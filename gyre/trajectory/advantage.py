@@ -24,29 +24,28 @@ def group_advantages(outcomes: Sequence[Outcome]) -> dict[str, float | None]:
     VALID executions count with their reward, zero like any other. NO_WORK counts with reward 0; its dummy has no
     target, so its advantage reaches no gradient."""
     advantages: dict[str, float | None] = {outcome.execution_id: None for outcome in outcomes}
-    advantages.update(_normalised(counted_rewards(outcomes)))
+    counted = [(outcome.execution_id, reward) for outcome in outcomes if (reward := _counted(outcome)) is not None]
+    advantages.update(_normalised(dict(counted)))
     return advantages
-
-
-def counted_rewards(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Execution id → reward, of those that count in the statistics of a group."""
-    rewards = {
-        outcome.execution_id: outcome.reward if outcome.validity is Validity.VALID else 0.0
-        for outcome in outcomes
-        if outcome.validity is not Validity.UNRESOLVED
-    }
-    return {execution: reward for execution, reward in rewards.items() if math.isfinite(reward)}
 
 
 def mean_reward(outcomes: Sequence[Outcome]) -> float:
     """Over the rewards that count; 0 when there is none. Finite."""
-    rewards = list(counted_rewards(outcomes).values())
+    rewards = [reward for outcome in outcomes if (reward := _counted(outcome)) is not None]
     if not rewards:
         return 0.0
     scaled, exponent = _scaled(rewards)
     # The mean lies between the rewards; its rounding might not.
     mean = max(min(scaled), min(max(scaled), math.fsum(scaled) / len(scaled)))
     return math.ldexp(mean, exponent)
+
+
+def _counted(outcome: Outcome) -> float | None:
+    """The reward with which an execution counts in the statistics; None when it does not."""
+    if outcome.validity is Validity.UNRESOLVED:
+        return None
+    reward = outcome.reward if outcome.validity is Validity.VALID else 0.0
+    return reward if math.isfinite(reward) else None
 
 
 def _normalised(rewards: dict[str, float]) -> dict[str, float]:
