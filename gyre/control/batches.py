@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from gyre.control.base import Materializer, ReadyGroup, WorkResult
 from gyre.control.board import Board
 from gyre.core.errors import InvariantViolation
-from gyre.core.records import Outcome, Validity
+from gyre.core.records import Outcome
 from gyre.scheduling.rules import batch_may_open
+from gyre.trajectory.advantage import mean_reward
 from gyre.trajectory.microstep import MicroStep
 
 
@@ -88,8 +89,7 @@ class Batch:
 
     def reward_mean(self) -> float:
         """Over executions with a reward: valid ones, and dummies at zero; 0 when there is none."""
-        rewards = [outcome.reward for outcome in self.outcomes() if outcome.validity is not Validity.UNRESOLVED]
-        return sum(rewards) / len(rewards) if rewards else 0.0
+        return mean_reward(self.outcomes())
 
 
 class Packer:
