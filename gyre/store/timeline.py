@@ -11,7 +11,6 @@ from gyre.core.events import (
     ExecutionStarted,
     GroupReady,
     LedgerSampled,
-    Role,
     RunStarted,
     StepDone,
     TransitionFinished,
@@ -161,12 +160,3 @@ def ready_groups(events: Sequence[Event]) -> list[tuple[float, int]]:
         if groups.read(event):
             curve.append((event.t, groups.count))
     return curve
-
-
-def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]]:
-    """Seconds that each cell spent in each role; transitions count in neither."""
-    roles: tuple[Role, ...] = ("rollout", "training")
-    return {
-        cell: {role: sum(span.end - span.start for span in of_cell if span.activity == role) for role in roles}
-        for cell, of_cell in spans.items()
-    }
