@@ -40,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its last checkpoint")
     train.set_defaults(run=_train)
 
+    check = commands.add_parser("check", help="run the checks of `train` on a config, and start nothing")
+    check.add_argument("config", type=Path)
+    check.add_argument("overrides", nargs="*", metavar="section.key=value", help="override single values")
+    check.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON")
+    check.set_defaults(run=_check)
+
     inspect = commands.add_parser("inspect", help="steps, transitions, executions and trees of a run")
     inspect.add_argument("run_dir", type=Path)
     inspect.add_argument("--execution", metavar="ID", help="show one execution call by call")
@@ -123,6 +129,12 @@ def _train(arguments: argparse.Namespace) -> int:
     from gyre.cli.train import train
 
     return train(arguments.config, arguments.overrides, arguments.run_dir, arguments.resume)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from gyre.cli.check import check
+
+    return check(arguments.config, arguments.overrides, arguments.json)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

@@ -12,8 +12,9 @@ from typing import Generic
 from gyre.control.base import Materializer, ReadyGroup, W, WorkResult
 from gyre.control.board import Board
 from gyre.core.errors import InvariantViolation
-from gyre.core.records import Outcome, Validity
+from gyre.core.records import Outcome
 from gyre.scheduling.rules import batch_may_open
+from gyre.trajectory.advantage import mean_reward
 
 
 class Batch(Generic[W]):
@@ -88,8 +89,7 @@ class Batch(Generic[W]):
 
     def reward_mean(self) -> float:
         """Over executions with a reward: valid ones, and dummies at zero; 0 when there is none."""
-        rewards = [outcome.reward for outcome in self.outcomes() if outcome.validity is not Validity.UNRESOLVED]
-        return sum(rewards) / len(rewards) if rewards else 0.0
+        return mean_reward(self.outcomes())
 
 
 class Packer(Generic[W]):

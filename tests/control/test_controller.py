@@ -158,7 +158,7 @@ def test_reward_mean_counts_valid_and_dummies_but_not_unresolved():
     world.run()
     step = of(world.journal.events, ev.StepDone)[0]
     outcomes = [o for name, o in world.outcomes.items() if int(name[1:].split("-")[0]) in step.groups]
-    rewards = [o.reward for o in outcomes if o.validity is not Validity.UNRESOLVED]
+    rewards = [o.reward * (o.validity is Validity.VALID) for o in outcomes if o.validity is not Validity.UNRESOLVED]
     assert step.reward_mean == pytest.approx(sum(rewards) / len(rewards))
 
 
