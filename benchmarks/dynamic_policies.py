@@ -2,12 +2,12 @@
 
     python benchmarks/dynamic_policies.py [--seeds N] [--steps N] [--json OUT]
 
-Every entry is the real controller under the virtual clock on the calibrated workload (docs/research/calibration.md), with 32
-nodes and E[d] = 1.5. The policies of verl 0.9.1 (`benchmarks/peers.sh packers` fetches the wheel; their files run
-unchanged, loaded out of it) decide as they do in verl's fully asynchronous trainer: before a cycle they say how many
-samples (here: groups) must be ready until the trainer's nodes stop serving, after the weight sync whether they serve
-again. Two conditions are Gyre's: nodes stop serving only when the pool can carry all executions, so that none waits for
-an engine (verl lets its pool be oversubscribed), and groups are dispatched at boundaries.
+Every entry is the real controller under the virtual clock on the calibrated workload (docs/research/calibration.md),
+with 32 nodes and E[d] = 1.5. The policies of verl 0.9.1 (`benchmarks/peers.sh packers` fetches the wheel; their files
+run unchanged, loaded out of it) decide as they do in verl's fully asynchronous trainer: before a cycle they say how
+many samples (here: groups) must be ready until the trainer's nodes stop serving, after the weight sync whether they
+serve again. Two conditions are Gyre's: nodes stop serving only when the pool can carry all executions, so that none
+waits for an engine (verl lets its pool be oversubscribed), and groups are dispatched at boundaries.
 
 Printed: hours per step, share of node time in which nothing useful ran (a node serves in proportion to its executions
 out of 36, and trains while it processes micro-steps), mean staleness.
