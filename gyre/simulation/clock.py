@@ -1,8 +1,9 @@
 """Virtual time: an asyncio event loop that never waits but jumps to its next timer.
 
-The loop does no I/O: the only things that can happen are ready callbacks and timers, so a run is deterministic. Timers of
-one instant run in the order in which they were set. Nothing ready and no timer means that every task waits for something
-that cannot come: that raises instead of hanging. So does a run that goes on for longer than anybody would run it.
+The loop does no I/O: the only things that can happen are ready callbacks and timers, so a run is deterministic.
+Timers of one instant run in the order in which they were set. Nothing ready and no timer means that every task waits
+for something that cannot come: that raises instead of hanging. So does a run that goes on for longer than anybody
+would run it.
 
 A simulated run is little else than callbacks, so this loop keeps only what they need: all callbacks run in one context
 (context variables are shared), and there is no debug mode.
