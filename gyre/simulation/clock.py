@@ -15,11 +15,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from gyre.core.errors import GyreError
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 HORIZON_S = 1e9
 """Latest virtual time, about 32 years. Seconds are still exact to a microsecond."""
@@ -69,8 +70,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(
         self,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,  # noqa: ARG002  one context for all
     ) -> asyncio.Handle:
         call = _Call(callback, args, self._now)
@@ -78,21 +79,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return call
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Ctrl-C uses it; there is no selector to wake."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,  # noqa: ARG002
     ) -> asyncio.TimerHandle:
         call = _Call(callback, args, when)
