@@ -145,8 +145,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 class VirtualClock:
     """The `Clock` of the running VirtualLoop."""
 
-    def __init__(self) -> None:
-        self.now = asyncio.get_running_loop().time
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
