@@ -12,7 +12,6 @@ from gyre.scheduling.order import LaunchOrder
 from gyre.scheduling.policies import Policy
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.loaded import LoadedExecutions
-from gyre.simulation.rows import Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams, training_nodes
@@ -76,11 +75,3 @@ def simulate(
 
     run_virtual(main())
     return stats
-
-
-def run_row(
-    row: Row, params: WorkloadParams, *, seed: int, steps: int, readers: tuple[Callable[[Event], None], ...] = ()
-) -> RunStats:
-    """A configuration of Table 1 on the modelled workload."""
-    layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
-    return simulate(row.config(steps=steps), layout, params, seed=seed, readers=readers)

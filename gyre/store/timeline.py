@@ -11,7 +11,6 @@ from gyre.core.events import (
     ExecutionStarted,
     GroupReady,
     LedgerSampled,
-    Role,
     RunStarted,
     StepDone,
     TransitionFinished,
@@ -132,12 +131,3 @@ def ready_groups(events: Sequence[Event]) -> list[tuple[float, int]]:
         if isinstance(event, GroupReady | StepDone | RunStarted):
             curve.append((event.t, len(line.ready)))
     return curve
-
-
-def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]]:
-    """Seconds that each cell spent in each role; transitions count in neither."""
-    roles: tuple[Role, ...] = ("rollout", "training")
-    return {
-        cell: {role: sum(span.end - span.start for span in of_cell if span.activity == role) for role in roles}
-        for cell, of_cell in spans.items()
-    }

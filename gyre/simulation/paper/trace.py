@@ -13,7 +13,7 @@ from gyre.core.errors import ConfigError
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.executions import FixedExecutions
-from gyre.simulation.rows import EXECUTIONS_PER_NODE, Row
+from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import HOUR
