@@ -1,0 +1,12 @@
+"""What can be known to fail before a process starts: one list of checks for `gyre train`, `gyre check` and Python.
+
+    settings   the configuration alone: keys that contradict each other
+    model      the files of `policy.model`
+    machine    sandboxes, ports and programs of this machine
+
+`preflight` raises the first failure; `findings` runs every check and returns what each found.
+"""
+
+from gyre.control.live.preflight.checks import CHECKS, Finding, findings, preflight
+
+__all__ = ["CHECKS", "Finding", "findings", "preflight"]
