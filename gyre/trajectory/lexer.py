@@ -21,6 +21,8 @@ class Mark(enum.Enum):
     THINK_CLOSE = enum.auto()
     TOOL_OPEN = enum.auto()
     """The first token or text of a tool call, or of the section that holds them."""
+    TAG = enum.auto()
+    """A token inside the markup of calls; anywhere else it is text."""
     START = enum.auto()
     """Harmony: the header of a message begins (START), its channel is named (CHANNEL), its body begins (BODY) and ends
     (END)."""

@@ -12,20 +12,19 @@ import renderers
 
 from gyre.core.errors import GyreError
 from gyre.trajectory.conversation import Conversation, Message, Tool
-from gyre.trajectory.dsml import parse_dsml
 from gyre.trajectory.families import FAMILIES
-from gyre.trajectory.lexer import Lexer, Mark
-from gyre.trajectory.stream_parse import ParsedCall, ParsedTurn, StreamingParse, call_arguments, can_be_sent
+from gyre.trajectory.json_calls import JsonReader
+from gyre.trajectory.lexer import Lexeme, Lexer, Mark
+from gyre.trajectory.markup import TagMarkup
+from gyre.trajectory.parsed_call import ParsedCall, call_arguments, can_be_sent
+from gyre.trajectory.stream_parse import ParsedTurn, StreamingParse
 from gyre.trajectory.syntax import HarmonySyntax, Syntax, TagSyntax
+from gyre.trajectory.tag_calls import TagReader
 from gyre.trajectory.text_tools import TextToolsRenderer
 from gyre.trajectory.wire import kimi_ids, one_call_each, wire_messages, wire_tools, with_ids
 
 BRIDGE_TAIL = 4096
 """A bridge reads the end of the previous prompt only to see which channel it left open; this much holds any header."""
-
-_READABLE = ("ok", "unknown_tool", "invalid_json")
-"""Statuses of calls that their tool can judge, if the arguments are a mapping. "invalid_json": XML markup does not tell
-text from JSON; an argument that is no JSON is text, as inference servers have it, whatever the tool's schema says."""
 
 _THINK = {"<think>": Mark.THINK_OPEN, "</think>": Mark.THINK_CLOSE}
 _HARMONY = {"<|start|>": Mark.START, "<|channel|>": Mark.CHANNEL, "<|message|>": Mark.BODY, "<|end|>": Mark.END}
@@ -62,6 +61,7 @@ class ChatRenderer:
         except Exception as error:
             raise RenderError(f"The tokenizer does not fit model family {family!r}: {error}") from error
         self._marks = self._find_marks()
+        self._reader = self._call_reader()
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -112,14 +112,16 @@ class ChatRenderer:
         else:
             syntax = TagSyntax(starts_in_reasoning=self._opens_reasoning, json_calls=self._facts.syntax == "json")
         lexer = Lexer(self._decode, *self._marks)
-        return StreamingParse(lexer, syntax, frozenset(self._stop), lambda ids: self._read_calls(ids, tools))
+        return StreamingParse(
+            lexer, syntax, frozenset(self._stop), lambda ids, tail: self._read_calls(ids, tail, tools)
+        )
 
     def _written_ids(self, output_ids: Sequence[int], conversation: Conversation, start: int) -> dict[str, str]:
         """Issued id → the one that the policy wrote, of the calls that `output_ids` made: those of the message before
         `start`. None where it writes no ids, or when that message has other calls."""
         if not self._facts.own_call_ids or not start:
             return {}
-        written = [call.id for call in self._read_calls(list(output_ids), conversation.tools) if call.ok]
+        written = [call.id for call in self.parse(output_ids, conversation.tools).good_calls]
         issued = [call.id for call in conversation.messages[start - 1].tool_calls]
         return dict(zip(issued, written, strict=True)) if len(issued) == len(written) else {}
 
@@ -203,46 +205,44 @@ class ChatRenderer:
     def _stops(self, ids: list[int]) -> list[int]:
         return [position for position, token in enumerate(ids) if token in self._stop]
 
-    def _read_calls(self, ids: list[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
+    def _read_calls(self, ids: list[int], tail: Sequence[Lexeme], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
+        if isinstance(self._reader, TagReader):
+            return self._reader.read(tail, tools)
+        if isinstance(self._reader, JsonReader):
+            return self._reader.read(tail)
+        return self._read_calls_by_library(ids)
+
+    def _read_calls_by_library(self, ids: list[int]) -> tuple[ParsedCall, ...]:
         try:
-            parsed = self._parse_response(ids, tools)
+            parsed = self._renderer.parse_response(ids, prompt_ids=self._opening)
         except (ValueError, RecursionError):
             # A policy that repeats itself writes numbers of thousands of digits and brackets without end.
             return ()
         calls = []
         for call in parsed.tool_calls:
             arguments = call_arguments(call.arguments)
-            status = str(call.status)
             name = call.name if isinstance(call.name, str) else ""  # Llama's JSON may name a call anything
-            ok = status in _READABLE and bool(name) and can_be_sent(name, arguments)
-            calls.append(
-                ParsedCall(
-                    name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok, id=str(call.id or "")
-                )
-            )
+            ok = str(call.status) == "ok" and bool(name) and can_be_sent(name, arguments)
+            calls.append(ParsedCall(name=name, arguments=arguments if ok else call.raw, raw=call.raw, ok=ok))
         return tuple(calls)
 
-    def _parse_response(self, ids: list[int], tools: Sequence[Tool]) -> Any:
-        """By the library."""
-        if self.family != "deepseek_v4":
-            return self._renderer.parse_response(ids, tools=wire_tools(tools), prompt_ids=self._opening)
-        return parse_dsml(
-            [token for token in ids if token not in self._stop],
-            self._decode,
-            think_open=self._tokenizer.convert_tokens_to_ids("<think>"),
-            think_close=self._tokenizer.convert_tokens_to_ids("</think>"),
-            thinking=self._opens_reasoning,
-        )
+    def _call_reader(self) -> TagReader | JsonReader | None:
+        markup = self._facts.markup
+        if markup is None:
+            return None
+        tokens = frozenset(tag for tag in markup.tags if self._single(tag) is not None)
+        return TagReader(markup, tokens) if isinstance(markup, TagMarkup) else JsonReader(markup, tokens)
 
     def _find_marks(self) -> tuple[dict[int, Mark], dict[str, Mark]]:
         """The family's markers that are tokens of this tokenizer, and those that are text."""
         facts = self._facts
         marks = dict(_HARMONY if facts.syntax == "harmony" else _THINK if facts.thinks else {})
         marks.update(dict.fromkeys(facts.tool_openers, Mark.TOOL_OPEN))
-        tokens = {marker: self._single(marker) for marker in marks}
+        tags = dict.fromkeys(facts.markup.tags if facts.markup else (), Mark.TAG) | marks
+        tokens = {marker: self._single(marker) for marker in tags}
         return (
-            {token: marks[marker] for marker, token in tokens.items() if token is not None},
-            {marker: marks[marker] for marker, token in tokens.items() if token is None},
+            {token: tags[marker] for marker, token in tokens.items() if token is not None},
+            {marker: mark for marker, mark in marks.items() if tokens[marker] is None},
         )
 
     @property

@@ -8,26 +8,13 @@ known when the turn has ended: when none of them parses, everything from the fir
 unparsed call stays policy text (case T18); when some parse, the others are reported with ok=False and are not shown.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
-from gyre.trajectory.conversation import is_shallow
 from gyre.trajectory.lexer import Lexeme, Lexer
+from gyre.trajectory.parsed_call import ParsedCall
 from gyre.trajectory.syntax import Shown, Syntax
-
-
-class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    arguments: dict[str, Any] | str
-    """A string (the raw block) only when ok is False."""
-    raw: str
-    """The block as the policy wrote it, without its markers where the family's parser drops them."""
-    ok: bool
-    id: str = ""
-    """As the policy wrote it, in families whose calls have one."""
 
 
 class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +72,10 @@ class StreamingParse:
         lexer: Lexer,
         syntax: Syntax,
         stop: frozenset[int],
-        read_calls: Callable[[list[int]], tuple[ParsedCall, ...]],
+        read_calls: Callable[[list[int], Sequence[Lexeme]], tuple[ParsedCall, ...]],
     ) -> None:
-        """`read_calls` gives every attempt at a call in a whole turn, its stop token included."""
+        """`read_calls` gives every attempt at a call, from the ids of the whole turn, its stop token included, and from
+        the lexemes of its tail."""
         self._lexer = lexer
         self._syntax = syntax
         self._stop = stop
@@ -118,9 +106,9 @@ class StreamingParse:
         held = self._add(self._syntax.finish())
         reasoning, text = last.reasoning + held.reasoning, last.text + held.text
         calls: tuple[ParsedCall, ...] = ()
-        tail = self._syntax.tail
-        if tail is not None:
-            calls = self._read_calls(self._ids)
+        if self._syntax.tail:
+            tail = "".join(lexeme.text for lexeme in self._syntax.tail)
+            calls = self._read_calls(self._ids, self._syntax.tail)
             if not any(call.ok for call in calls):
                 text += self._text.add(tail)
                 if not calls and self._syntax.attempted:
@@ -134,28 +122,3 @@ class StreamingParse:
 
     def _add(self, shown: Shown) -> StreamDelta:
         return StreamDelta(self._reasoning.add(shown.reasoning), self._text.add(shown.text))
-
-
-def call_arguments(arguments: Any) -> dict[str, Any] | str:
-    """Arguments as a mapping when they are one, or the JSON text of one; otherwise as text."""
-    if isinstance(arguments, dict):
-        return arguments
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return arguments
-        return parsed if isinstance(parsed, dict) else arguments
-    return json.dumps(arguments)
-
-
-def can_be_sent(name: str, arguments: dict[str, Any] | str) -> bool:
-    """Whether a harness can be given this call and echo it: arguments are an object, no deeper than those of requests,
-    and text is Unicode (JSON can spell half a surrogate pair)."""
-    if not isinstance(arguments, dict) or not is_shallow(arguments):
-        return False
-    try:
-        msgspec.json.encode((name, arguments))
-    except UnicodeEncodeError:
-        return False
-    return True

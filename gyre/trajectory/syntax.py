@@ -6,6 +6,7 @@ cannot be taken back.
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gyre.trajectory.lexer import Lexeme, Mark
@@ -26,8 +27,8 @@ class Syntax(Protocol):
         ...
 
     @property
-    def tail(self) -> str | None:
-        """What the policy wrote from the first tool call on; None when the turn has none. Read after `finish`."""
+    def tail(self) -> Sequence[Lexeme]:
+        """What the policy wrote from the first tool call on; empty when the turn has none. Read after `finish`."""
         ...
 
     @property
@@ -65,7 +66,7 @@ class TagSyntax:
         if self._state == "reasoning":
             if mark is Mark.THINK_CLOSE:
                 self._state = "content"
-            return Shown(reasoning=text if mark is None else "")
+            return Shown(reasoning=text if mark in (None, Mark.TAG) else "")
         if self._state == "start":
             return self._start(mark, text)
         return Shown(text=text)
@@ -74,12 +75,12 @@ class TagSyntax:
         return Shown(text=self._before)
 
     @property
-    def tail(self) -> str | None:
-        return "".join(lexeme.text for lexeme in self._tail) if self._tail else None
+    def tail(self) -> Sequence[Lexeme]:
+        return self._tail
 
     @property
     def attempted(self) -> bool:
-        return not self._json_calls or '"name"' in (self.tail or "")
+        return not self._json_calls or '"name"' in "".join(lexeme.text for lexeme in self._tail)
 
     def _start(self, mark: Mark | None, text: str) -> Shown:
         if mark is Mark.THINK_OPEN:
@@ -131,8 +132,8 @@ class HarmonySyntax:
         return Shown()
 
     @property
-    def tail(self) -> str | None:
-        return self._tail or None
+    def tail(self) -> Sequence[Lexeme]:
+        return [Lexeme(None, self._tail)] if self._tail else []
 
     def _open_body(self) -> None:
         if re.search(r"to=functions\.", self._header):

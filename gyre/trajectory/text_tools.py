@@ -1,16 +1,15 @@
 """Tool use as plain text, for models whose chat template knows no tools (SmolLM2-Instruct, for instance).
 
-Tools are described in the system message, calls and results are written between tags in ordinary text. The template
-itself stays the tokenizer's own. Offers what `ChatRenderer` uses of a renderer of the `renderers` library.
+Tools are described in the system message, calls and results are written between tags in ordinary text;
+`markup.HERMES_JSON` says how they are read. The template itself stays the tokenizer's own. Offers what `ChatRenderer`
+uses of a renderer of the `renderers` library.
 """
 
 import json
-import re
 from typing import Any
 
-from renderers import DefaultRenderer, ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers import DefaultRenderer
 
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _INSTRUCTION = (
     "You can call tools. The tools are:\n<tools>\n{tools}\n</tools>\n"
     "To call one, write a JSON object between tags, and nothing after it:\n"
@@ -34,12 +33,6 @@ class TextToolsRenderer:
     ) -> list[int]:
         plain = _plain_messages(messages, tools or [])
         return list(self._plain.render_ids(plain, add_generation_prompt=add_generation_prompt))
-
-    def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:
-        stop = self.get_stop_token_ids()
-        text = self._tokenizer.decode([i for i in token_ids if i not in stop], skip_special_tokens=False)
-        calls = [_parse_call(match[1], closed=bool(match[2])) for match in _CALL.finditer(text)]
-        return ParsedResponse(content=text.partition("<tool_call>")[0], tool_calls=calls)
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._plain.get_stop_token_ids())
@@ -73,17 +66,3 @@ def _plain_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]])
 def _call_text(function: dict[str, Any]) -> str:
     payload = {"name": function["name"], "arguments": function["arguments"]}
     return f"<tool_call>\n{json.dumps(payload, ensure_ascii=False)}\n</tool_call>"
-
-
-def _parse_call(body: str, *, closed: bool) -> ParsedToolCall:
-    raw = f"<tool_call>{body}</tool_call>" if closed else f"<tool_call>{body}"
-    if not closed:
-        return ParsedToolCall(raw=raw, status=ToolCallParseStatus.UNCLOSED_BLOCK)
-    try:
-        payload = json.loads(body)
-    except ValueError:
-        return ParsedToolCall(raw=raw, status=ToolCallParseStatus.INVALID_JSON)
-    name = payload.get("name") if isinstance(payload, dict) else None
-    if not isinstance(name, str) or not name:
-        return ParsedToolCall(raw=raw, status=ToolCallParseStatus.MISSING_NAME)
-    return ParsedToolCall(raw=raw, name=name, arguments=payload.get("arguments", {}))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gyre.trajectory.conversation import Message, Tool
-from gyre.trajectory.stream_parse import call_arguments, can_be_sent
+from gyre.trajectory.parsed_call import call_arguments, can_be_sent
 
 
 def wire_messages(messages: Sequence[Message], start: int) -> list[dict[str, Any]]:
