@@ -172,7 +172,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     config = load(arguments.config, arguments.overrides, RunConfig)
     recording = load_run(arguments.from_run)[0] if arguments.from_run is not None else None
-    print(plan(config.scheduler, recording))
+    print(plan(config.scheduler, recording, graders=config.evaluation.at_a_time))
     return 0
 
 

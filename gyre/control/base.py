@@ -3,7 +3,7 @@
 The controller owns every decision; an implementation owns only the doing, and reports what happened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import msgspec
@@ -37,9 +37,10 @@ class Executions(Protocol):
         """Name of the harness that runs this execution, for the journal."""
         ...
 
-    async def run(self, ticket: Ticket) -> Outcome:
-        """Launches the execution and returns its outcome when it is closed and assessed. Never raises for what the
-        execution did; cancelling it kills the sandbox tree."""
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
+        """Launches the execution, calls `terminated` when its harness has ended, and returns the outcome when it is
+        graded; without grading the call may be left out. Never raises for what the execution did; cancelling it kills
+        the sandbox tree."""
         ...
 
 

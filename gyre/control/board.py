@@ -129,6 +129,7 @@ class Board:
                 f=ledger.f,
                 capacity=self.capacity,
                 ready=ledger.ready,
+                grading=ledger.grading,
                 roles=list(self.roles),
             )
         )

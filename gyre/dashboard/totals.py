@@ -11,6 +11,7 @@ from gyre.core.events import (
     Event,
     ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     InvariantBroken,
     LogprobGapGrew,
     MicroStepDone,
@@ -59,6 +60,10 @@ class Totals:
         self.roles: dict[int, Activity] = {}
 
         self.started = 0
+        self.grading = 0
+        """Executions that terminated and have no outcome yet."""
+        self.grader_wait_seconds = Mean()
+        self.grading_seconds = Mean()
         self.closed: Counter[tuple[str, str]] = Counter()
         """By validity and cause."""
         self.execution_seconds = Mean()
@@ -98,12 +103,18 @@ class Totals:
                 self.run_id = event.run_id
                 self.starts += 1
                 self.finished = None
+                self.grading = 0
                 self.step = self.published = event.resumed_from or 0
             case RunFinished():
                 self.finished = event
             case ExecutionStarted():
                 self.started += 1
+            case ExecutionTerminated():
+                self.grading += 1
             case ExecutionClosed():
+                self.grading = max(0, self.grading - 1)
+                self.grader_wait_seconds.add(event.waited_s)
+                self.grading_seconds.add(event.grading_s)
                 self.closed[event.validity, event.cause] += 1
                 self.execution_seconds.add(event.seconds)
             case StepDone():

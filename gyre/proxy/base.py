@@ -30,6 +30,11 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     retries_replayed: int
     drift: dict[str, int]
     max_staleness_versions: int = 0
+    unserved: int = 0
+    """Requests whose latest answer was such a failure: the harness asked, perhaps again and again, and never got an
+    answer. 0 says that every failure was made good by a retry. Auxiliary requests do not count."""
+    cut_answers: int = 0
+    """Answers that ended at the token limit instead of the policy's stop token. They are recorded and may train."""
 
 
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ import msgspec
 
 from gyre.core.events import (
     Event,
-    ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     GroupReady,
     LedgerSampled,
     Role,
@@ -111,7 +111,7 @@ def next_level(last: Waterlevel | None, event: Event) -> Waterlevel | None:
     """The ledger after `event`; None when the event does not change it, or nothing is known yet."""
     if isinstance(event, LedgerSampled):
         return Waterlevel(t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f)
-    if isinstance(event, ExecutionStarted | ExecutionClosed) and last is not None:
+    if isinstance(event, ExecutionStarted | ExecutionTerminated) and last is not None:
         started = isinstance(event, ExecutionStarted)
         return Waterlevel(
             t=event.t,

@@ -45,10 +45,13 @@ class RandomExecutions:
     def harness(self, ticket: Ticket) -> str:
         return "random"
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         self.started.append(ticket)
         # Many ties: integers, and sometimes nothing at all.
         await asyncio.sleep(self._random.choice([0, 1, 2, self._random.uniform(0, self._longest)]))
+        if self._random.random() < 0.7:
+            terminated()
+            await asyncio.sleep(self._random.choice([0, 1, self._random.uniform(0, self._longest)]))
         cause, validity = self._random.choice(CAUSES)
         outcome = Outcome(execution_id=ticket.execution_id, validity=validity, reward=0.5, cause=cause)
         self.outcomes[ticket.execution_id] = outcome
@@ -265,6 +268,7 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     consumed: set[int] = set()
     open_members = Counter[int]()
     running: set[str] = set()
+    grading: set[str] = set()
     roles = ["training" if config.policy == "async" else "rollout"] * config.K
     if config.policy == "async":
         k = config.K
@@ -284,9 +288,12 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
                 p += 1
                 assert event.execution_id not in running
                 running.add(event.execution_id)
-            case ev.ExecutionClosed():
+            case ev.ExecutionTerminated():
                 f += 1
                 running.remove(event.execution_id)
+                grading.add(event.execution_id)
+            case ev.ExecutionClosed():
+                grading.remove(event.execution_id)
                 open_members[event.group] -= event.cause != "cancelled"
             case ev.GroupReady():
                 assert open_members[event.group] == 0
@@ -342,4 +349,5 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     if complete:
         assert d == config.N * len(dispatched)
         assert p == f, "every launched execution terminated"
+        assert not grading, "every terminated execution was closed"
         assert len(consumed) == version * config.B

@@ -410,9 +410,9 @@ class _LastingExecutions(RandomExecutions):
         super().__init__(0)
         self.ending = asyncio.Event()
 
-    async def run(self, ticket):
+    async def run(self, ticket, terminated):
         try:
-            return await super().run(ticket)
+            return await super().run(ticket, terminated)
         except asyncio.CancelledError:
             self.ending.set()
             await asyncio.sleep(10)

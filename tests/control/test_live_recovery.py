@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ class Instant:
     def harness(self, ticket: Ticket) -> str:
         return "none"
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         return Outcome(execution_id=ticket.execution_id, validity=Validity.VALID, reward=1.0, cause="completed")
 
 

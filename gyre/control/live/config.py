@@ -20,11 +20,12 @@ from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
 from gyre.engines.sglang.config import SglangEngineConfig
+from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
 from gyre.launch.section import HereSection, LaunchSection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
-from gyre.runner.config import RunnerConfig
+from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
@@ -124,6 +125,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     policy: PolicySection
     tasks: TasksSection
     harness: HarnessSection
+    runner: RunnerSection = RunnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
     scheduler: SchedulerConfig
     engine: EngineSection = LocalSection()
@@ -175,6 +178,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             run_dir=str(run_dir.root),
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
+            section=self.runner,
+            evaluation=self.evaluation,
         )
 
     def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
