@@ -37,6 +37,7 @@ class Execution:
         evaluator: Evaluator,
         gradings: asyncio.Semaphore,
         record: Callable[[Assessment], None],
+        clock: Clock | None = None,
     ) -> None:
         self.spec = spec
         self.closed = asyncio.Event()
@@ -47,7 +48,7 @@ class Execution:
         self._evaluator = evaluator
         self._gradings = gradings
         self._record = record
-        self._clock: Clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._budget = Budget(spec.budgets.overall_s)
         self._work: asyncio.Future[ExecutionReport] | None = None
         self._calls: asyncio.Future[CallFacts] = asyncio.get_running_loop().create_future()

@@ -36,7 +36,9 @@ class RandomQueries:
 
 
 class RandomExecutions:
-    def __init__(self, seed: int, longest: float = 100.0) -> None:
+    def __init__(self, seed: int, longest: float = 100.0, graded: float = 0.0) -> None:
+        """`graded`: share of the executions whose grade comes some time after their end."""
+        self._graded = graded
         self._random = random.Random(seed)
         self._longest = longest
         self.started: list[Ticket] = []
@@ -49,7 +51,7 @@ class RandomExecutions:
         self.started.append(ticket)
         # Many ties: integers, and sometimes nothing at all.
         await asyncio.sleep(self._random.choice([0, 1, 2, self._random.uniform(0, self._longest)]))
-        if self._random.random() < 0.7:
+        if self._graded and self._random.random() < self._graded:
             terminated()
             await asyncio.sleep(self._random.choice([0, 1, self._random.uniform(0, self._longest)]))
         cause, validity = self._random.choice(CAUSES)
@@ -194,7 +196,9 @@ class World:
         failure: float = 0.0,
         core_dies: bool = False,
         no_signal: float = 0.2,
+        graded: float = 0.0,
     ) -> None:
+        self.graded = graded
         self.config = config
         self.seed = seed
         self.failure = failure
@@ -220,7 +224,7 @@ class World:
     async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None, crash: bool) -> bool:
         seed = self.seed + 1000 * initial.incarnation
         rng = random.Random(seed)
-        executions = RandomExecutions(seed)
+        executions = RandomExecutions(seed, graded=self.graded)
         executions.outcomes = self.outcomes
         self.cells = RandomCells(seed, initial.version, self.failure, self.core_dies)
         materializer = SimMaterializer(

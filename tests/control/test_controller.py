@@ -59,7 +59,7 @@ def configs(draw) -> SchedulerConfig:
 @settings(max_examples=80)
 @given(configs(), st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
 def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failure):
-    world = World(chosen, seed, failure=failure)
+    world = World(chosen, seed, failure=failure, graded=seed % 3 / 2)
     assert world.run()
     check_journal(chosen, world.journal.events)
     steps = of(world.journal.events, ev.StepDone)
@@ -73,7 +73,7 @@ def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failu
 @settings(max_examples=40)
 @given(configs(), st.integers(0, 10_000), st.floats(0, 400))
 def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel_at):
-    world = World(chosen, seed)
+    world = World(chosen, seed, graded=seed % 3 / 2)
     completed = world.run(cancel_at=cancel_at)
     check_journal(chosen, world.journal.events, complete=completed)
     started = {event.execution_id for event in of(world.journal.events, ev.ExecutionStarted)}
@@ -93,7 +93,7 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
 def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts, failure, crash):
     """After being interrupted or killed, and after the loss of the core (only before the last resumption). Versions are
     published and trained on while their checkpoints are being written."""
-    world = World(chosen, seed, failure=failure, core_dies=True)
+    world = World(chosen, seed, failure=failure, core_dies=True, graded=seed % 3 / 2)
     events = world.journal.events
     done = world.run(cancel_at=cuts[0], crash=crash)
     for cut in [*cuts[1:], None]:

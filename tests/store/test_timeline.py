@@ -9,6 +9,7 @@ from synthetic_journal import K, journal
 from gyre.core.events import (
     ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     GroupReady,
     LedgerSampled,
     RunStarted,
@@ -68,10 +69,11 @@ def test_waterlevels_are_d_minus_f() -> None:
 def test_waterlevel_falls_with_every_end_between_samples() -> None:
     sample = LedgerSampled(t=0.0, d=4, p=0, f=0, capacity=2, ready=0, roles=["rollout"])
     started = ExecutionStarted(t=1.0, execution_id="g0-0", group=0, query="q", harness="h")
-    closed = ExecutionClosed(
-        t=2.0, execution_id="g0-0", group=0, validity="valid", reward=1.0, cause="completed", seconds=1.0
+    ended = ExecutionTerminated(t=2.0, execution_id="g0-0", group=0, seconds=1.0)
+    graded = ExecutionClosed(
+        t=3.0, execution_id="g0-0", group=0, validity="valid", reward=1.0, cause="completed", seconds=2.0
     )
-    levels = waterlevels([started, sample, started, closed])
+    levels = waterlevels([started, sample, started, ended, graded])
     assert [(level.t, level.waterlevel, level.running) for level in levels] == [(0.0, 4, 0), (1.0, 4, 1), (2.0, 3, 0)]
 
 

@@ -12,7 +12,7 @@ from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.executions import FixedExecutions
+from gyre.simulation.executions import FixedExecutions, Graders
 from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
@@ -41,6 +41,10 @@ class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     nodes_per_cell: Positive | None = None
     pool_nodes: int | None = None
     micro_steps: Positive = 4
+    grading_s: Seconds = 0.0
+    """Of a grader, after every execution."""
+    graders: Positive | None = None
+    """Gradings at a time; None: no execution waits for one."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,7 +133,7 @@ def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
         environment = Environment(
             clock,
             _Numbers(),
-            FixedExecutions(clock, seconds),
+            FixedExecutions(clock, seconds, lambda _: params.grading_s, Graders(clock, params.graders)),
             SimMaterializer(lambda group: equal_parts(trace.work[group.group % groups] * HOUR, params.micro_steps)),
             SimCells(clock, times, row.nodes),
             MemoryJournal(stats.read),
