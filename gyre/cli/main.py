@@ -179,7 +179,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from gyre.simulation import cli
+    from gyre.simulation import cli as recorded
+    from gyre.simulation.paper import cli
 
     match arguments.experiment:
         case "table1":
@@ -193,7 +194,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         case "trace":
             cli.trace(arguments.file, arguments.row, arguments.steps, arguments.json)
         case _ if arguments.from_run is not None:
-            cli.from_run(arguments.from_run, json_out=arguments.json)
+            recorded.from_run(arguments.from_run, json_out=arguments.json)
         case _:
             raise ConfigError(
                 "name an experiment (table1, speedups, beyond, trace, picture) or a recorded run with --from-run"

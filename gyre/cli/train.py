@@ -10,7 +10,7 @@ from gyre.cli.progress import Progress
 from gyre.cli.report import final_report
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight import preflight
-from gyre.control.live.run import run
+from gyre.control.live.run import Run
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError
 from gyre.core.programs import raise_open_files
@@ -54,7 +54,7 @@ def train(path: Path | None, overrides: Sequence[str], directory: Path | None, r
 async def _run(config: RunConfig, run_dir: RunDir, checkpoint: Checkpoint | None) -> bool:
     """Whether the run was interrupted. The first Ctrl-C ends it in order; children are not in the terminal's group."""
     with Progress() as progress:
-        task = asyncio.ensure_future(run(config, run_dir, checkpoint, progress.update))
+        task = asyncio.ensure_future(Run(config, run_dir, progress.update).train(checkpoint))
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gyre.control.base import Executions, Queries, Ticket
+from gyre.control.base import Environment, Ticket
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.state import ControlState, execution_id
@@ -15,17 +15,17 @@ class Dispatcher:
     def __init__(
         self,
         board: Board,
-        queries: Queries,
-        executions: Executions,
+        environment: Environment,
         crew: Crew,
         initial: ControlState,
         order: LaunchOrder,
         ready: Callable[[], bool],
     ) -> None:
-        """`ready` says whether an engine can take calls; without one nothing is launched."""
+        """Queues the unconsumed groups that the run starts with (`initial`). `ready` says whether an engine can take
+        calls; without one nothing is launched."""
         self._board = board
-        self._queries = queries
-        self._executions = executions
+        self._queries = environment.queries
+        self._executions = environment.executions
         self._crew = crew
         self._order = order
         self._ready = ready
@@ -33,12 +33,9 @@ class Dispatcher:
         self._next = initial.next_group
         self.open = False
         """Engines can take work."""
-
-    def restore(self, state: ControlState) -> None:
-        """Queues the unconsumed groups of a resumed run, oldest first. They keep number and version, and the journal
-        has them already."""
-        for pending in sorted(state.pending, key=lambda group: (group.version, group.group)):
-            self._board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
+        # Oldest first. They keep number and version, and the journal has them already.
+        for pending in sorted(initial.pending, key=lambda group: (group.version, group.group)):
+            board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
 
     def fill(self) -> None:
         """Queues new groups until (φ+μ)B hold a slot; a run that was resumed with less depth may have more. Under

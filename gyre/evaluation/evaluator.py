@@ -12,6 +12,7 @@ import msgspec
 from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import SandboxError
 from gyre.core.records import Assessment
+from gyre.core.text import storable
 from gyre.evaluation.artifact import digest
 from gyre.evaluation.reward import InvalidReward, read_reward
 from gyre.sandboxes import BubblewrapSandbox, Limits, Mount, Sandbox, SandboxSpec
@@ -62,7 +63,7 @@ class Evaluator:
         try:
             score, detail = await self._graded(preserved, task, timeout_s, log)
         except (InvalidReward, SandboxError, OSError) as problem:
-            error = str(problem)
+            error = storable(str(problem))
         return Assessment(
             execution_id=preserved.execution_id,
             artifact=preserved.artifact,

@@ -1,6 +1,7 @@
 """The life of one execution on its node: boot → harness → closed → evaluation → outcome, each with its own budget."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from gyre.core.errors import TaskError
@@ -13,6 +14,8 @@ from gyre.runner.failures import POLICIES, Cause, Ending, designate, worth_gradi
 from gyre.runner.harness import HarnessRun, HarnessRunner
 from gyre.sandboxes import SandboxSpec
 from gyre.tasks import Task, load_task
+
+log = logging.getLogger(__name__)
 
 
 class Execution:
@@ -64,6 +67,14 @@ class Execution:
             if not self._cancelled:
                 raise
             return self._report(Ending(cause=Cause.CANCELLED, message="the controller cancelled the execution"))
+        except Exception as error:
+            # Whatever an execution contains, it ends itself at most, never the run.
+            log.exception("execution %s failed in the runner", self.spec.execution_id)
+            return self._report(
+                Ending(
+                    cause=Cause.RUNNER_ERROR, message=f"the runner failed, see its log: {type(error).__name__}: {error}"
+                )
+            )
         finally:
             self.closed.set()
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from gyre.core.records import Assessment, Outcome, Validity
+from gyre.core.text import storable
 
 
 class Cause(StrEnum):
@@ -20,6 +21,8 @@ class Cause(StrEnum):
     BOOT_FAILED = "boot_failed"
     OVERALL_TIMEOUT = "overall_timeout"
     CANCELLED = "cancelled"
+    RUNNER_ERROR = "runner_error"
+    """Gyre itself failed over this execution: its log has the traceback."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -38,6 +41,7 @@ POLICIES: dict[Cause, Policy] = {
     Cause.BOOT_FAILED: Policy(retry=True, grade=False, train=False),
     Cause.OVERALL_TIMEOUT: Policy(retry=False, grade=False, train=False),
     Cause.CANCELLED: Policy(retry=False, grade=False, train=False),
+    Cause.RUNNER_ERROR: Policy(retry=False, grade=False, train=False),
 }
 
 
@@ -79,5 +83,5 @@ def designate(execution_id: str, ending: Ending, assessments: list[Assessment]) 
         cause=ending.cause.value,
         assessment=chosen,
         harness_exit_code=ending.exit_code,
-        message=message,
+        message=storable(message),
     )

@@ -77,11 +77,12 @@ class HarnessRunner:
             limits=msgspec.structs.replace(limits, memory_mb=max(limits.memory_mb, task.limits.memory_mb or 0)),
         )
         sandbox = BubblewrapSandbox(spec)
-        # The same id may have been cut off before, by a failed boot or with an earlier runner: it starts anew.
-        await sandbox.close(keep=False)
         try:
+            # The same id may have been cut off before, by a failed boot or with an earlier runner: it starts anew.
+            await sandbox.close(keep=False)
             return await self._run(sandbox, task, profile, launch, boot_timeout_s, timeout_s)
-        except (SandboxError, OSError) as error:
+        except (SandboxError, OSError, ValueError) as error:
+            # ValueError: what no process can be given, such as a variable whose name holds "=".
             ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
             return HarnessRun(ending=ending, sandbox=spec)
         finally:

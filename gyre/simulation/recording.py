@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyre.control.base import ReadyGroup, Ticket
+from gyre.control.base import Environment, ReadyGroup, Ticket
 from gyre.control.controller import Controller
 from gyre.control.state import parse_execution_id
 from gyre.core import events as ev
@@ -141,15 +141,15 @@ def replay_run(
 
     async def main() -> None:
         clock = VirtualClock()
-        await Controller(
-            config,
+        environment = Environment(
             clock,
             source,
             FixedExecutions(clock, source.seconds),
             SimMaterializer(source.costs),
             SimCells(clock, recording.times, nodes=1),
             MemoryJournal(stats.read, *readers),
-        ).run()
+        )
+        await Controller(config, environment).run()
 
     run_virtual(main())
     return stats

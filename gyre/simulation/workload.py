@@ -18,7 +18,7 @@ RUN_GROUPS = 48 * 32
 
 
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults are calibrated: docs/calibration.md says what is the paper's and what was fitted."""
+    """Defaults are calibrated: docs/research/calibration.md says what is the paper's and what was fitted."""
 
     median_h: float = 1.78
     """Median harness time at the reference load, in the middle of a 48-step run."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gyre.control.base import EssentialLost, Loss, Member, MemberLost, Publication, Ticket
+from gyre.control.base import Environment, EssentialLost, Loss, Member, MemberLost, Publication, Ticket
 from gyre.control.controller import Controller
 from gyre.control.members import CORE, Limits
 from gyre.control.state import FRESH, ControlState, ControlView
@@ -225,12 +225,14 @@ class World:
         )
         controller = Controller(
             self.config,
-            VirtualClock(),
-            RandomQueries(),
-            executions,
-            materializer,
-            self.cells,
-            self.journal,
+            Environment(
+                VirtualClock(),
+                RandomQueries(),
+                executions,
+                materializer,
+                self.cells,
+                self.journal,
+            ),
             initial,
             limits=Limits(losses=100),
         )

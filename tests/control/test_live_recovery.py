@@ -10,7 +10,7 @@ import pytest
 import torch
 from live_fleet import make_policy, micro_step, run_config, running
 
-from gyre.control.base import Member, ReadyGroup, Ticket
+from gyre.control.base import Environment, Member, ReadyGroup, Ticket
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RecoverySection
@@ -121,7 +121,7 @@ async def one_cell(fleet: Fleet, checkpoint: str) -> dict[str, torch.Tensor]:
 
 async def train(fleet: Fleet, cells: LiveCells) -> Saboteur:
     saboteur = Saboteur(fleet)
-    controller = Controller(SCHEDULER, SystemClock(), Instant(), Instant(), saboteur, cells, saboteur)
+    controller = Controller(SCHEDULER, Environment(SystemClock(), Instant(), Instant(), saboteur, cells, saboteur))
     watch = asyncio.ensure_future(EngineWatch(fleet, SystemClock(), stall_s=4.0).run())
     try:
         async with asyncio.timeout(200):

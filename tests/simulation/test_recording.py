@@ -2,7 +2,7 @@
 
 import pytest
 
-from gyre.control.base import Ticket
+from gyre.control.base import Environment, Ticket
 from gyre.control.controller import Controller
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event, RunStarted
@@ -42,12 +42,14 @@ def recorded() -> list[Event]:
         clock = VirtualClock()
         await Controller(
             CONFIG,
-            clock,
-            _Queries(),
-            FixedExecutions(clock, seconds),
-            SimMaterializer(lambda group: [1.0 + group.group % 3, 7.0][: group.group % 3]),
-            SimCells(clock, TIMES, nodes=1),
-            MemoryJournal(events.append),
+            Environment(
+                clock,
+                _Queries(),
+                FixedExecutions(clock, seconds),
+                SimMaterializer(lambda group: [1.0 + group.group % 3, 7.0][: group.group % 3]),
+                SimCells(clock, TIMES, nodes=1),
+                MemoryJournal(events.append),
+            ),
         ).run()
 
     run_virtual(main())

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from reference_simulator import Reference
 
 from gyre.core.errors import ConfigError
-from gyre.simulation.rows import ROWS, find_row
-from gyre.simulation.trace import Trace, TraceParams, load_trace, replay, trace_config, trace_row
+from gyre.simulation.paper.rows import ROWS, find_row
+from gyre.simulation.paper.trace import Trace, TraceParams, load_trace, replay, trace_config, trace_row
 
 
 def reference(trace: Trace, row, steps: int):

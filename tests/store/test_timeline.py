@@ -16,7 +16,7 @@ from gyre.core.events import (
     TransitionFinished,
 )
 from gyre.store.journal import on_one_axis
-from gyre.store.timeline import ready_groups, role_spans, seconds_by_role, waterlevels
+from gyre.store.timeline import ready_groups, role_spans, waterlevels
 
 
 @settings(max_examples=25)
@@ -45,9 +45,12 @@ def test_spans_say_what_the_transitions_said() -> None:
             assert [s.activity for s in inside] in ([event.target], []), "a role that lasts no time has no span"
             switch = [s for s in spans[event.cell] if s.end == event.t]
             assert [s.activity for s in switch] == ["transition"]
-    seconds = seconds_by_role(spans)
-    assert seconds[2] == {"rollout": events[-1].t, "training": 0}
-    assert seconds[0]["training"] > seconds[1]["training"] > 0
+
+    def training(cell: int) -> float:
+        return sum(span.end - span.start for span in spans[cell] if span.activity == "training")
+
+    assert [(span.start, span.end, span.activity) for span in spans[2]] == [(0.0, events[-1].t, "rollout")]
+    assert training(0) > training(1) > 0
 
 
 def test_an_empty_journal_has_no_cells() -> None:
