@@ -40,6 +40,7 @@ def load_task(path: str | Path) -> Task:
         raise TaskError(f"{directory}: instruction.md is empty; it is the prompt.")
     _refuse_unsupported(directory, raw)
     field = _Fields(directory, raw)
+    workdir = _workdir(directory, field.get("environment.workdir", str) or "/app")
     env, verifier_env = (field.get(f"{section}.env", dict[str, str]) or {} for section in ("environment", "verifier"))
     for section, variables in (("environment", env), ("verifier", verifier_env)):
         try:
@@ -50,7 +51,7 @@ def load_task(path: str | Path) -> Task:
         name=directory.name,
         path=directory,
         instruction=instruction,
-        workdir=_workdir(directory, field.get("environment.workdir", str) or "/app"),
+        workdir=workdir,
         env=env,
         verifier_env=verifier_env,
         agent_timeout_s=field.positive("agent.timeout_sec"),
