@@ -1,6 +1,7 @@
 """What `gyre train` refuses before anything starts."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from gyre.store import RunDir
 def run(tmp_path: Path) -> RunDir:
     config = configs.load(Path("examples/quickstart.toml"), ["scheduler.max_steps=4"], RunConfig)
     run = RunDir.create(tmp_path / "run", configs.dump(config))
-    run.checkpoint_path(4).mkdir()
+    checkpoint = run.checkpoint_path(4)
+    shutil.copytree("examples/policy/tiny", checkpoint)
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors")
+    (checkpoint / "trainer.json").write_text('{"version": 4, "steps": 4}')
     return run
 
 
