@@ -2,12 +2,12 @@
 
     python benchmarks/dynamic_policies.py [--seeds N] [--steps N] [--json OUT]
 
-Every entry is the real controller under the virtual clock on the calibrated workload (docs/calibration.md), with 32
-nodes and E[d] = 1.5. The policies of verl 0.9.1 (`benchmarks/peers.sh packers` fetches the wheel; their files run
-unchanged, loaded out of it) decide as they do in verl's fully asynchronous trainer: before a cycle they say how many
-samples (here: groups) must be ready until the trainer's nodes stop serving, after the weight sync whether they serve
-again. Two conditions are Gyre's: nodes stop serving only when the pool can carry all executions, so that none waits for
-an engine (verl lets its pool be oversubscribed), and groups are dispatched at boundaries.
+Every entry is the real controller under the virtual clock on the calibrated workload (docs/research/calibration.md),
+with 32 nodes and E[d] = 1.5. The policies of verl 0.9.1 (`benchmarks/peers.sh packers` fetches the wheel; their files
+run unchanged, loaded out of it) decide as they do in verl's fully asynchronous trainer: before a cycle they say how
+many samples (here: groups) must be ready until the trainer's nodes stop serving, after the weight sync whether they
+serve again. Two conditions are Gyre's: nodes stop serving only when the pool can carry all executions, so that none
+waits for an engine (verl lets its pool be oversubscribed), and groups are dispatched at boundaries.
 
 Printed: hours per step, share of node time in which nothing useful ran (a node serves in proportion to its executions
 out of 36, and trains while it processes micro-steps), mean staleness.
@@ -39,9 +39,9 @@ from gyre.core.events import (
 from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.policies import Decision, Policy
 from gyre.scheduling.rules import Situation, waterlevel_allows
-from gyre.simulation.beyond import predicted_order
 from gyre.simulation.experiment import Layout, simulate
-from gyre.simulation.rows import EXECUTIONS_PER_NODE, ROWS, Row
+from gyre.simulation.paper.beyond import predicted_order
+from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, ROWS, Row
 from gyre.simulation.synthetic import CellTimes
 from gyre.simulation.workload import WorkloadParams
 

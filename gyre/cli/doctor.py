@@ -3,31 +3,21 @@
 import importlib
 import os
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from gyre.core.errors import ConfigError
+from gyre.core.programs import Check, first_line
 from gyre.harnesses import check, load_profile
+from gyre.sandboxes.probe import check_bwrap, check_namespaces, check_socat
 
 NODE_MAJOR = 20
 SHM_BYTES = 1 << 30
-PROBE_TIMEOUT_S = 20.0
-
-
-class Check(NamedTuple):
-    name: str
-    ok: bool
-    found: str
-    """What is there."""
-    advice: str = ""
-    """What to do when it is not ok."""
 
 
 def doctor() -> int:
@@ -58,30 +48,6 @@ def check_node() -> Check:
     if found is None or not found.startswith("v"):
         return Check("Node.js", False, found or "not found", advice)
     return Check("Node.js", int(found[1:].split(".")[0]) >= NODE_MAJOR, found, advice)
-
-
-def check_bwrap() -> Check:
-    found = first_line("bwrap", "--version")
-    return Check("bubblewrap", found is not None, found or "not found", "apt-get install bubblewrap")
-
-
-def check_namespaces() -> Check:
-    """Every namespace that a sandbox uses, around `true`."""
-    if shutil.which("bwrap") is None:
-        return Check("namespaces", False, "not tried without bubblewrap", "apt-get install bubblewrap")
-    command = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
-    done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
-    return Check(
-        "namespaces",
-        done.returncode == 0,
-        "all of bubblewrap's" if done.returncode == 0 else done.stderr.strip(),
-        "run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1; in docker --privileged)",
-    )
-
-
-def check_socat() -> Check:
-    found = shutil.which("socat")
-    return Check("socat", found is not None, found or "not found", "apt-get install socat")
 
 
 def check_shm() -> Check:
@@ -139,12 +105,3 @@ def _harness(name: str) -> Check:
     except ConfigError as error:
         return Check(name, False, str(error), f"gyre setup {name}")
     return Check(name, True, profile.install.version)
-
-
-def first_line(*command: str) -> str | None:
-    """First line of the command's output; None when there is no such command or it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.partition("\n")[0].strip()

@@ -40,6 +40,14 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its last checkpoint")
     train.set_defaults(run=_train)
 
+    check = commands.add_parser("check", help="run the checks of `train` on a config, and start nothing")
+    check.add_argument("config", type=Path, nargs="?", help="TOML file; not needed with --resume")
+    check.add_argument("overrides", nargs="*", metavar="section.key=value", help="override single values")
+    check.add_argument("--run-dir", type=Path, help="where the run would lie; default: not checked")
+    check.add_argument("--resume", type=Path, metavar="RUN", help="whether this run can go on")
+    check.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON")
+    check.set_defaults(run=_check)
+
     inspect = commands.add_parser("inspect", help="steps, transitions, executions and trees of a run")
     inspect.add_argument("run_dir", type=Path)
     inspect.add_argument("--execution", metavar="ID", help="show one execution call by call")
@@ -125,6 +133,12 @@ def _train(arguments: argparse.Namespace) -> int:
     return train(arguments.config, arguments.overrides, arguments.run_dir, arguments.resume)
 
 
+def _check(arguments: argparse.Namespace) -> int:
+    from gyre.cli.check import check
+
+    return check(arguments.config, arguments.overrides, arguments.run_dir, arguments.resume, arguments.json)
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
     from gyre.cli.inspect import inspect
 
@@ -160,12 +174,13 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     config = load(arguments.config, arguments.overrides, RunConfig)
     recording = load_run(arguments.from_run)[0] if arguments.from_run is not None else None
-    print(plan(config.scheduler, recording))
+    print(plan(config.scheduler, recording, graders=config.evaluation.at_a_time))
     return 0
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from gyre.simulation import cli
+    from gyre.simulation import cli as recorded
+    from gyre.simulation.paper import cli
 
     match arguments.experiment:
         case "table1":
@@ -179,7 +194,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         case "trace":
             cli.trace(arguments.file, arguments.row, arguments.steps, arguments.json)
         case _ if arguments.from_run is not None:
-            cli.from_run(arguments.from_run, json_out=arguments.json)
+            recorded.from_run(arguments.from_run, json_out=arguments.json)
         case _:
             raise ConfigError(
                 "name an experiment (table1, speedups, beyond, trace, picture) or a recorded run with --from-run"

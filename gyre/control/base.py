@@ -3,14 +3,17 @@
 The controller owns every decision; an implementation owns only the doing, and reports what happened.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import msgspec
 
+from gyre.core.clock import Clock
 from gyre.core.errors import GyreError
 from gyre.core.events import Event
 from gyre.core.records import Outcome
+from gyre.trajectory.microstep import MicroStep
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,28 +40,11 @@ class Executions(Protocol):
         """Name of the harness that runs this execution, for the journal."""
         ...
 
-    async def run(self, ticket: Ticket) -> Outcome:
-        """Launches the execution and returns its outcome when it is closed and assessed. Never raises for what the
-        execution did; cancelling it kills the sandbox tree."""
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
+        """Launches the execution, calls `terminated` when its harness has ended, and returns the outcome when it is
+        graded; without grading the call may be left out. Never raises for what the execution did; cancelling it kills
+        the sandbox tree."""
         ...
-
-
-class Work(Protocol):
-    """A micro-step as the controller sees it."""
-
-    @property
-    def micro_step_id(self) -> str: ...
-    @property
-    def groups(self) -> list[int]: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def cost(self) -> float: ...
-
-
-W = TypeVar("W", bound=Work)
-W_co = TypeVar("W_co", bound=Work, covariant=True)
-W_contra = TypeVar("W_contra", bound=Work, contravariant=True)
 
 
 class WorkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +74,8 @@ class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):
     """[N], by member."""
 
 
-class Materializer(Protocol[W_co]):
-    async def materialize(self, group: ReadyGroup, batch_executions: int) -> Sequence[W_co]:
+class Materializer(Protocol):
+    async def materialize(self, group: ReadyGroup, batch_executions: int) -> Sequence[MicroStep]:
         """Admission, target freezing, rows, packing of one group; `batch_executions` is BN. May be empty (no group
         signal). Deterministic for a run seed and group."""
         ...
@@ -157,13 +143,18 @@ class EssentialLost(GyreError):
     """A process without which the run cannot go on is gone: the core's trainer, the proxy or the runner."""
 
 
-class Cells(Protocol[W_contra]):
+class Cells(Protocol):
     """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different members may run
     concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
 
     Every method raises MemberLost when a member that it needs died or missed its deadline: its own, or the core's
     trainer. It is gone then, and `replace` brings a new one.
     """
+
+    @property
+    def micro_steps_at_once(self) -> int:
+        """Micro-steps that a cell has under way at a time: as many as its pipeline has stages."""
+        ...
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         """Engines that take new calls from now on."""
@@ -177,7 +168,7 @@ class Cells(Protocol[W_contra]):
         """Restore the training state; a satellite pulls the core's weights of `version`; gradients are zero."""
         ...
 
-    async def train(self, cell: int, work: W_contra) -> WorkResult: ...
+    async def train(self, cell: int, work: MicroStep) -> WorkResult: ...
 
     async def leave_training(self, cell: int) -> None:
         """Free the training state (core: keep parameters and optimizer in host memory). Idempotent."""
@@ -217,3 +208,15 @@ class Cells(Protocol[W_contra]):
 
 class Journal(Protocol):
     def write(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True)
+class Environment:
+    """All that a controller works with: the live run has one, each simulation another."""
+
+    clock: Clock
+    queries: Queries
+    executions: Executions
+    materializer: Materializer
+    cells: Cells
+    journal: Journal

@@ -7,16 +7,17 @@ empty. The stream closes when B groups are enqueued; the batch is done when all 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic
 
-from gyre.control.base import Materializer, ReadyGroup, W, WorkResult
+from gyre.control.base import Materializer, ReadyGroup, WorkResult
 from gyre.control.board import Board
 from gyre.core.errors import InvariantViolation
-from gyre.core.records import Outcome, Validity
+from gyre.core.records import Outcome
 from gyre.scheduling.rules import batch_may_open
+from gyre.trajectory.advantage import mean_reward
+from gyre.trajectory.microstep import MicroStep
 
 
-class Batch(Generic[W]):
+class Batch:
     """Bookkeeping of one step; no waiting, no I/O."""
 
     def __init__(self, *, version: int, size: int, started: float) -> None:
@@ -27,10 +28,10 @@ class Batch(Generic[W]):
         self.groups: list[ReadyGroup] = []
         self.enqueued = 0
         """Groups whose micro-steps are all in the queue or further."""
-        self._queue: deque[W] = deque()
-        self._claimed: dict[str, tuple[int, W]] = {}
+        self._queue: deque[MicroStep] = deque()
+        self._claimed: dict[str, tuple[int, MicroStep]] = {}
         """By micro-step id: the cell that works on it, and the micro-step."""
-        self._done: dict[int, list[tuple[W, WorkResult]]] = {}
+        self._done: dict[int, list[tuple[MicroStep, WorkResult]]] = {}
 
     @property
     def step(self) -> int:
@@ -56,16 +57,16 @@ class Batch(Generic[W]):
         busy = {group for work in (*self._queue, *claimed) for group in work.groups}
         return self.enqueued - len(busy)
 
-    def enqueue(self, work: Sequence[W]) -> None:
+    def enqueue(self, work: Sequence[MicroStep]) -> None:
         self._queue.extend(work)
         self.enqueued += 1
 
-    def claim(self, cell: int) -> W:
+    def claim(self, cell: int) -> MicroStep:
         work = self._queue.popleft()
         self._claimed[work.micro_step_id] = (cell, work)
         return work
 
-    def finish(self, work: W, result: WorkResult) -> None:
+    def finish(self, work: MicroStep, result: WorkResult) -> None:
         """Raises InvariantViolation for a micro-step that nobody works on: its gradient is counted elsewhere."""
         claim = self._claimed.pop(work.micro_step_id, None)
         if claim is None:
@@ -88,27 +89,26 @@ class Batch(Generic[W]):
 
     def reward_mean(self) -> float:
         """Over executions with a reward: valid ones, and dummies at zero; 0 when there is none."""
-        rewards = [outcome.reward for outcome in self.outcomes() if outcome.validity is not Validity.UNRESOLVED]
-        return sum(rewards) / len(rewards) if rewards else 0.0
+        return mean_reward(self.outcomes())
 
 
-class Packer(Generic[W]):
+class Packer:
     """The stream packing buffer: serves claims of the open batch and pulls ready groups on demand."""
 
-    def __init__(self, board: Board, materializer: Materializer[W]) -> None:
+    def __init__(self, board: Board, materializer: Materializer) -> None:
         self._board = board
         self._materializer = materializer
-        self._waiting: deque[tuple[int, asyncio.Future[W]]] = deque()
-        self.batch: Batch[W] | None = None
+        self._waiting: deque[tuple[int, asyncio.Future[MicroStep]]] = deque()
+        self.batch: Batch | None = None
 
-    def open(self, batch: Batch[W]) -> None:
+    def open(self, batch: Batch) -> None:
         board = self._board
         self.batch = batch
-        board.needed = batch.size
+        board.begin_batch()
         board.reset_timer()
         board.changed()
 
-    def close(self) -> Batch[W]:
+    def close(self) -> Batch:
         """The batch is complete; claims wait for the next one."""
         batch = self.batch
         if batch is None or not batch.complete:
@@ -116,20 +116,20 @@ class Packer(Generic[W]):
         self.batch = None
         return batch
 
-    def claim(self, cell: int) -> asyncio.Future[W]:
+    def claim(self, cell: int) -> asyncio.Future[MicroStep]:
         """Puts the cell in line for a micro-step of this batch or a later one; first come, first served."""
-        claim: asyncio.Future[W] = asyncio.get_running_loop().create_future()
+        claim: asyncio.Future[MicroStep] = asyncio.get_running_loop().create_future()
         self._waiting.append((cell, claim))
         self._serve()
         self._board.signal.notify()
         return claim
 
-    def withdraw(self, claim: asyncio.Future[W]) -> None:
+    def withdraw(self, claim: asyncio.Future[MicroStep]) -> None:
         """Leaves the line."""
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not claim)
         claim.cancel()
 
-    def finished(self, work: W, result: WorkResult) -> None:
+    def finished(self, work: MicroStep, result: WorkResult) -> None:
         if self.batch is not None:
             self.batch.finish(work, result)
             self._board.signal.notify()
@@ -147,8 +147,7 @@ class Packer(Generic[W]):
             await board.signal.until(self.hungry)
             batch = self.batch
             assert batch is not None
-            group = board.ledger.take()
-            board.needed -= 1
+            group = board.take_group()
             ready = ReadyGroup(group=group.group, query=group.query, version=group.version, outcomes=group.closed())
             batch.groups.append(ready)
             board.changed()
@@ -161,8 +160,8 @@ class Packer(Generic[W]):
         board, batch = self._board, self.batch
         if batch is None or not self._waiting or batch.queued or not board.needed or not board.ledger.ready:
             return False
-        steps_left = board.burst_steps
-        return batch_may_open(board.config, board.ledger.ready, board.first_of_burst and not batch.groups, steps_left)
+        opens = board.burst.first_step and not batch.groups
+        return batch_may_open(board.config, board.ledger.ready, opens, board.burst.steps)
 
     def _serve(self) -> None:
         while self.batch is not None and self.batch.queued and self._waiting:

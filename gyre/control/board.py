@@ -8,11 +8,12 @@ import asyncio
 from collections.abc import Callable
 
 from gyre.control.base import Journal
+from gyre.control.burst import Burst
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event, InvariantBroken, LedgerSampled, Role
 from gyre.scheduling.config import SchedulerConfig, capacity
-from gyre.scheduling.ledger import BurstGuard, Ledger
+from gyre.scheduling.ledger import BurstGuard, Group, Ledger
 from gyre.scheduling.rules import Situation, SupplyTimer, has_supply
 
 
@@ -56,12 +57,10 @@ class Board:
         self.roles: list[Role] = ["rollout"] * config.K
         self.needed = config.B
         """Groups that the current batch still has to take."""
-        self.first_of_burst = True
-        self.burst_steps = config.mu
-        """Steps of the current burst; fewer than μ when the run ends inside it."""
+        self.burst = Burst(config.mu)
         self.phase = "starting"
+        """What the training side does or waits for."""
         self._journal = journal
-        self._guard: BurstGuard | None = None
 
     def record(self, event: Event) -> None:
         self._journal.write(event)
@@ -96,8 +95,8 @@ class Board:
         """Call after every change; raises InvariantViolation (journaled) when a guarantee is broken."""
         try:
             self.ledger.check(self.capacity)
-            if self._guard is not None:
-                self._guard.check(self.ledger, self.training)
+            if self.burst.guard is not None:
+                self.burst.guard.check(self.ledger, self.training)
         except InvariantViolation as error:
             self.broken("ledger", error)
             raise
@@ -111,13 +110,34 @@ class Board:
         """After every transition and at every batch start."""
         self.timer.reset(self.clock.now(), self._has_supply())
 
-    def open_burst(self) -> None:
-        """From here d is constant, w falls and the training set grows, until `close_burst` (boundary dispatch only)."""
-        if self.config.dispatch == "boundary":
-            self._guard = BurstGuard(self.ledger, self.training)
+    def show(self, phase: str) -> None:
+        """What the training side does from now on, for people."""
+        self.phase = phase
 
-    def close_burst(self) -> None:
-        self._guard = None
+    def begin_burst(self, steps: int) -> None:
+        self.burst = Burst(steps)
+        self.guard_burst()
+
+    def guard_burst(self) -> None:
+        """From here d is constant, w falls and the training set grows, until the publication (boundary dispatch
+        only)."""
+        if self.config.dispatch == "boundary":
+            self.burst.guard = BurstGuard(self.ledger, self.training)
+
+    def begin_batch(self) -> None:
+        """None of the batch's B groups is taken yet."""
+        self.needed = self.config.B
+
+    def take_group(self) -> Group:
+        """The next ready group, for the batch."""
+        self.needed -= 1
+        return self.ledger.take()
+
+    def stepped(self, version: int) -> None:
+        self.version = version
+
+    def publish(self, version: int) -> None:
+        self.published = version
 
     def sample(self) -> None:
         ledger = self.ledger
@@ -129,6 +149,7 @@ class Board:
                 f=ledger.f,
                 capacity=self.capacity,
                 ready=ledger.ready,
+                grading=ledger.grading,
                 roles=list(self.roles),
             )
         )

@@ -5,28 +5,26 @@ to the one before it; `docs/training.md` says what becomes of what was sampled a
 """
 
 import asyncio
-from typing import Generic
 
-from gyre.control.base import Cells, W
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.members import Members
 from gyre.core.events import CheckpointSaved
 
 
-class Checkpoints(Generic[W]):
-    def __init__(self, board: Board, cells: Cells[W], members: Members, crew: Crew) -> None:
+class Checkpoints:
+    def __init__(self, board: Board, members: Members, crew: Crew) -> None:
         """`crew` gets the tasks that save: a failure of theirs ends the run, and its end waits for them."""
         self._board = board
-        self._cells = cells
         self._members = members
+        self._cells = members.cells
         self._crew = crew
         self._written: asyncio.Task[None] | None = None
 
     async def save(self, version: int) -> None:
         """Returns when nothing that follows can change what is saved. The checkpoint before is complete then."""
         await self.settle()
-        self._board.phase = f"copying version {version} for its checkpoint"
+        self._board.show(f"copying version {version} for its checkpoint")
         copy = self._crew.spawn(self._members.attempt(self._cells.checkpoint(version)), f"copy {version}")
         self._written = self._crew.spawn(self._write(version, copy), f"checkpoint {version}")
         await asyncio.shield(copy)
@@ -34,7 +32,7 @@ class Checkpoints(Generic[W]):
     async def settle(self) -> None:
         """Returns when no checkpoint is being written."""
         if self._written is not None:
-            self._board.phase = "waiting for the checkpoint to be written"
+            self._board.show("waiting for the checkpoint to be written")
             await asyncio.shield(self._written)
 
     async def _write(self, version: int, copy: asyncio.Task[None]) -> None:

@@ -1,81 +1,97 @@
 """The only brain of a run: small tasks that share one `Board`, for the live run and the simulator alike.
 
-Tasks: launcher (starts queued executions), one per execution, joins (moves cells into training), packer (fills the
-batch), one per training cell (claims micro-steps), and the training loop, which decides when the run is over.
+Who runs, what each waits for, and who wakes it. Every change of the shared state ends in `Board.changed()` or
+`Signal.notify()`; there conditions are looked at, and who waits for one that came true goes on.
+
+    task                one                waits for                                woken by
+    ------------------  -----------------  ---------------------------------------  ------------------------------------
+    training loop       of the run         the batch is complete, its cells alive   finished micro-steps, returned cells
+                                           (`steps.py`), then the boundary's acts   (the acts themselves)
+                                           one after the other (`boundary.py`)
+    launcher            of the run         a queued execution and a free slot       dispatch, closed executions, roles,
+                        `dispatch.py`      while an engine is alive                 engines that are back
+    <execution id>      per execution      the execution's outcome                  `Executions`
+    packer              of the run         a cell waits in line, nothing is queued  claims, groups that became ready
+                        `batches.py`       and a ready group may be taken
+    cell <i>            per cell of the    a micro-step for its claim               the packer
+                        training set, and
+                        micro-step under
+                        way `workers.py`
+    joins               of the run         the policy wants one more cell, or a     waterlevel, supply and its timer,
+                        `transitions.py`   cell in training is in no batch          trainers that are back
+    core leaves         after a burst      its own acts; joins wait for it          (the serial lock of transitions)
+    copy, checkpoint    per checkpoint     `Cells.checkpoint`, `checkpoint_written` `Cells`
+    losses              of the run         a process that ended or made no          `Cells.next_loss`
+                        `members.py`       progress
+    replace <member>    per lost member    its owner has let go; a new process      `Cells.replace`
+    engines alive       of the run         no engine is alive                       losses, engines that are back
+
+Two locks order what more than one task does: a transition of a cell holds `Transitions._serial`; whoever changes the
+training set or updates holds `TrainingSet.window`. The tasks of executions, of cells and of checkpoints belong to one
+`Crew` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is completed.
 """
 
 import asyncio
-from typing import Generic
 
-from gyre.control.base import Cells, Executions, Journal, Materializer, Queries, W
+from gyre.control.base import Environment
 from gyre.control.batches import Packer
 from gyre.control.board import Board
+from gyre.control.boundary import Boundary
 from gyre.control.checkpoints import Checkpoints
 from gyre.control.crew import Crew
 from gyre.control.dispatch import Dispatcher
-from gyre.control.members import Limits, Members
+from gyre.control.members import Limits, Members, Owners
 from gyre.control.rollout import Rollout
 from gyre.control.state import FRESH, ControlState, ControlView
+from gyre.control.steps import Steps
 from gyre.control.training import TrainingLoop
+from gyre.control.training_set import TrainingSet
 from gyre.control.transitions import Transitions
-from gyre.core.clock import Clock
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.scheduling.order import LaunchOrder, make_order
 from gyre.scheduling.policies import Policy, make_policy
+from gyre.scheduling.staleness import StalenessAccount
 
 
-class Controller(Generic[W]):
+class Controller:
     """Build and run inside one event loop."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        clock: Clock,
-        queries: Queries,
-        executions: Executions,
-        materializer: Materializer[W],
-        cells: Cells[W],
-        journal: Journal,
+        environment: Environment,
         initial: ControlState = FRESH,
+        limits: Limits = Limits(),
         order: LaunchOrder | None = None,
         policy: Policy | None = None,
-        limits: Limits = Limits(),
-        lanes: int = 1,
     ) -> None:
-        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names;
-        `lanes` is how many micro-steps a cell has under way at a time."""
-        self._board = Board(require(config), clock, journal, initial.version)
-        self._initial = initial
-        self._execution_crew, self._cell_crew, self._checkpoint_crew = Crew(), Crew(), Crew()
+        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names."""
+        board = self._board = Board(require(config), environment.clock, environment.journal, initial.version)
         policy = policy or make_policy(config)
         order = order or make_order(config.launch_order)
-        self._members = Members(self._board, cells, self._cell_crew, limits)
-        self._rollout: Rollout[W] = Rollout(self._board, cells, self._members)
+        # The crews end in this order.
+        self._crews = self._executions, self._cells, self._checkpoints = Crew(), Crew(), Crew()
+
+        # The GPU side: engines and trainers, and who works with them.
+        self._members = Members(board, environment.cells, self._cells, limits)
+        self._rollout = Rollout(board, self._members)
+        self._packer = Packer(board, environment.materializer)
+        self._training = TrainingSet(board, self._members, self._packer, self._cells)
+        self._members.owned_by(Owners(engine=self._rollout, trainer=self._training))
+        self._transitions = Transitions(board, self._members, self._rollout, self._training, policy, self._cells)
+
+        # The execution side.
         self._dispatcher = Dispatcher(
-            self._board,
-            queries,
-            executions,
-            self._execution_crew,
-            initial,
-            order,
-            ready=lambda: not self._rollout.starved,
+            board, environment, self._executions, initial, order, ready=lambda: not self._rollout.starved
         )
-        self._packer = Packer(self._board, materializer)
-        self._transitions = Transitions(
-            self._board, cells, self._members, self._rollout, self._packer, policy, self._cell_crew, lanes
-        )
-        self._dispatcher.restore(initial)
-        self._training = TrainingLoop(
-            self._board,
-            cells,
-            self._packer,
-            self._members,
-            self._rollout,
-            self._transitions,
-            self._dispatcher,
-            Checkpoints(self._board, cells, self._members, self._checkpoint_crew),
-            policy,
-        )
+
+        # Steps and bursts.
+        ages = list(board.ledger.ages(board.published))
+        staleness = StalenessAccount(mu=config.mu, batch_groups=config.B, ages=ages)
+        checkpoints = Checkpoints(board, self._members, self._checkpoints)
+        self._steps = Steps(board, self._members, self._packer, self._training, staleness)
+        boundary = Boundary(board, self._rollout, self._transitions, self._dispatcher, checkpoints, staleness)
+        self._loop = TrainingLoop(board, self._steps, boundary, checkpoints)
         self._max_steps = config.max_steps
 
     async def run(self, max_steps: int | None = None) -> None:
@@ -85,38 +101,37 @@ class Controller(Generic[W]):
         first failure is raised (an InvariantViolation is in the journal by then).
         """
         self._max_steps = self._board.config.max_steps if max_steps is None else max_steps
-        crews = (self._execution_crew, self._cell_crew, self._checkpoint_crew)
-        main = self._cell_crew.spawn(self._main(), "training loop")
+        main = self._cells.spawn(self._main(), "training loop")
         try:
-            await asyncio.wait({main, *(crew.failure for crew in crews)}, return_when=asyncio.FIRST_COMPLETED)
-            for crew in crews:
+            await asyncio.wait({main, *(crew.failure for crew in self._crews)}, return_when=asyncio.FIRST_COMPLETED)
+            for crew in self._crews:
                 if crew.failure.done():
                     crew.failure.result()
         finally:
             self._dispatcher.open = False
             # A cancellation that comes only now must not leave a crew at work.
             try:
-                await self._execution_crew.stop()
+                await self._executions.stop()
             finally:
                 try:
-                    await self._cell_crew.stop()
+                    await self._cells.stop()
                 finally:
-                    await self._checkpoint_crew.finish()
+                    await self._checkpoints.finish()
 
     async def _main(self) -> None:
         board = self._board
-        board.phase = "starting engines"
+        board.show("starting engines")
         self._dispatcher.fill()
-        self._cell_crew.spawn(self._members.watch(), "losses")
-        self._cell_crew.spawn(self._rollout.guard(), "engines alive")
+        self._cells.spawn(self._members.watch(), "losses")
+        self._cells.spawn(self._rollout.guard(), "engines alive")
         await self._transitions.start()
         self._dispatcher.open = True
         board.sample()
-        self._cell_crew.spawn(self._dispatcher.run(), "launcher")
-        self._cell_crew.spawn(self._packer.run(), "packer")
-        self._cell_crew.spawn(self._transitions.joins(), "joins")
-        await self._training.run(self._max_steps)
-        board.phase = "finished"
+        self._cells.spawn(self._dispatcher.run(), "launcher")
+        self._cells.spawn(self._packer.run(), "packer")
+        self._cells.spawn(self._transitions.joins(), "joins")
+        await self._loop.run(self._max_steps)
+        board.show("finished")
 
     def view(self) -> ControlView:
         """What is going on now; never blocks, changes nothing."""
@@ -135,11 +150,11 @@ class Controller(Generic[W]):
             capacity=board.capacity,
             ready_groups=ledger.ready,
             roles=list(board.roles),
-            members=self._transitions.members,
+            members=self._training.size,
             batch_groups_taken=0 if batch is None else len(batch.groups),
             batch_groups_done=0 if batch is None else batch.groups_done,
             batch_groups=board.config.B,
-            reward_mean=self._training.reward_mean,
+            reward_mean=self._steps.reward_mean,
         )
 
     def _phase(self) -> str:
@@ -149,7 +164,7 @@ class Controller(Generic[W]):
             return board.phase
         if self._rollout.starved:
             return f"step {batch.step}: no rollout engine is alive; waiting for a new process"
-        if self._transitions.members:
+        if self._training.size:
             return f"step {batch.step}: {batch.groups_done} of {batch.size} groups trained"
         ledger, config = board.ledger, board.config
         room = board.capacity - config.C_e

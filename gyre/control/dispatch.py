@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from gyre.control.base import Executions, Queries, Ticket
+from gyre.control.base import Environment, Ticket
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.state import ControlState, execution_id
-from gyre.core.events import ExecutionClosed, ExecutionStarted, GroupDispatched, GroupReady
+from gyre.core.events import ExecutionClosed, ExecutionStarted, ExecutionTerminated, GroupDispatched, GroupReady
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.order import LaunchOrder
 
@@ -15,17 +15,17 @@ class Dispatcher:
     def __init__(
         self,
         board: Board,
-        queries: Queries,
-        executions: Executions,
+        environment: Environment,
         crew: Crew,
         initial: ControlState,
         order: LaunchOrder,
         ready: Callable[[], bool],
     ) -> None:
-        """`ready` says whether an engine can take calls; without one nothing is launched."""
+        """Queues the unconsumed groups that the run starts with (`initial`). `ready` says whether an engine can take
+        calls; without one nothing is launched."""
         self._board = board
-        self._queries = queries
-        self._executions = executions
+        self._queries = environment.queries
+        self._executions = environment.executions
         self._crew = crew
         self._order = order
         self._ready = ready
@@ -33,12 +33,9 @@ class Dispatcher:
         self._next = initial.next_group
         self.open = False
         """Engines can take work."""
-
-    def restore(self, state: ControlState) -> None:
-        """Queues the unconsumed groups of a resumed run, oldest first. They keep number and version, and the journal
-        has them already."""
-        for pending in sorted(state.pending, key=lambda group: (group.version, group.group)):
-            self._board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
+        # Oldest first. They keep number and version, and the journal has them already.
+        for pending in sorted(initial.pending, key=lambda group: (group.version, group.group)):
+            board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
 
     def fill(self) -> None:
         """Queues new groups until (φ+μ)B hold a slot; a run that was resumed with less depth may have more. Under
@@ -93,21 +90,42 @@ class Dispatcher:
                 harness=self._executions.harness(ticket),
             )
         )
+        running = True
+
+        def terminate() -> None:
+            nonlocal running
+            if running:
+                running = False
+                self._terminated(ticket, started)
+
+        def terminated() -> None:
+            terminate()
+            board.changed()
+
         try:
-            outcome = await self._executions.run(ticket)
+            outcome = await self._executions.run(ticket, terminated)
         except BaseException:
+            terminate()
             board.ledger.cancel(ticket.group, ticket.member)
             self._closed(ticket, started, _cut_off(ticket))
             raise
-        seconds = board.clock.now() - started
-        ready = board.ledger.close(ticket.group, ticket.member, outcome, seconds)
+        terminate()
+        ready = board.ledger.close(ticket.group, ticket.member, outcome)
         self._closed(ticket, started, outcome)
-        self._order.observe(ticket.query, seconds)
         if ready:
             board.record(GroupReady(t=board.clock.now(), group=ticket.group))
             if board.config.dispatch == "continuous":
                 self.fill()
         board.changed()
+
+    def _terminated(self, ticket: Ticket, started: float) -> None:
+        board = self._board
+        now = board.clock.now()
+        board.ledger.terminate(ticket.group, ticket.member, now - started)
+        board.record(
+            ExecutionTerminated(t=now, execution_id=ticket.execution_id, group=ticket.group, seconds=now - started)
+        )
+        self._order.observe(ticket.query, now - started)
 
     def _closed(self, ticket: Ticket, started: float, outcome: Outcome) -> None:
         now = self._board.clock.now()
@@ -120,6 +138,8 @@ class Dispatcher:
                 reward=outcome.reward,
                 cause=outcome.cause,
                 seconds=now - started,
+                grading_s=outcome.grading_s,
+                waited_s=outcome.waited_s,
                 message=outcome.message,
             )
         )

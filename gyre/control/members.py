@@ -7,11 +7,11 @@ member that is lost again and again at one policy version ends the run, as the l
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gyre.control.base import Cells, EssentialLost, Member, MemberLost, Part, W
+from gyre.control.base import Cells, EssentialLost, Member, MemberLost, Part
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.core.errors import GyreError
@@ -42,13 +42,21 @@ class Owner(Protocol):
         ...
 
 
+class Owners(NamedTuple):
+    """Who works with the members of each part."""
+
+    engine: Owner
+    trainer: Owner
+
+
 class Members:
-    def __init__(self, board: Board, cells: Cells[W], crew: Crew, limits: Limits) -> None:
+    def __init__(self, board: Board, cells: Cells, crew: Crew, limits: Limits) -> None:
         self._board = board
-        self._cells = cells
+        self.cells = cells
+        """Calls whose failure counts as a loss go through `attempt`."""
         self._crew = crew
         self.limits = limits
-        self.owners: dict[Part, Owner] = {}
+        self._owners: Owners | None = None
         self._down: set[Member] = set()
         self._incarnations: Counter[Member] = Counter()
         self._losses: Counter[tuple[Member, int]] = Counter()
@@ -78,14 +86,19 @@ class Members:
         if member == CORE:
             raise EssentialLost(f"the core's trainer is gone: {detail}")
 
+    def owned_by(self, owners: Owners) -> None:
+        """To be called before anything can be lost: owners work with members that are alive, so they come later."""
+        self._owners = owners
+
     async def watch(self) -> None:
         """Takes the losses that no call has noticed; ends only by cancellation."""
         while True:
-            loss = await self._cells.next_loss()
+            loss = await self.cells.next_loss()
             self.lost(loss.member, loss.detail)
 
     async def _replace(self, member: Member) -> None:
-        board, owner = self._board, self.owners[member.part]
+        assert self._owners is not None
+        board, owner = self._board, getattr(self._owners, member.part)
         started = board.clock.now()
 
         def alive() -> None:
@@ -98,7 +111,7 @@ class Members:
         await owner.gone(member.cell)
         while True:
             try:
-                await self._cells.replace(member)
+                await self.cells.replace(member)
                 await owner.back(member.cell, alive)
                 return
             except MemberLost as error:

@@ -6,21 +6,20 @@ in a new process when it was lost. Calls of a lost engine are rerouted by the pr
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Generic
 
-from gyre.control.base import NO_CALLS, Cells, Handoff, Member, MemberLost, Probe, W
+from gyre.control.base import NO_CALLS, Handoff, Member, MemberLost, Probe
 from gyre.control.board import Board
 from gyre.control.members import Members
 from gyre.core.errors import GyreError
 
 
-class Rollout(Generic[W]):
+class Rollout:
     """Owner of the engines."""
 
-    def __init__(self, board: Board, cells: Cells[W], members: Members) -> None:
+    def __init__(self, board: Board, members: Members) -> None:
         self._board = board
-        self._cells = cells
         self._members = members
+        self._cells = members.cells
         self._serving: set[int] = set()
         """Engines in the rollout role, alive or not."""
         self._admitting: list[int] = []
@@ -28,7 +27,6 @@ class Rollout(Generic[W]):
         self._routing = asyncio.Lock()
         self._publishing = asyncio.Lock()
         """Held while weights of the published version are chosen and loaded: no engine returns with an older one."""
-        members.owners["engine"] = self
 
     def order(self, training: int) -> list[int]:
         """Engines in the order in which moved calls prefer them: the pool, then rollout cells from the last one."""
@@ -68,7 +66,7 @@ class Rollout(Generic[W]):
         async with self._publishing:
             engines = [e for e in self.order(0) if e in self._serving and self._members.alive("engine", e)]
             publication = await self._members.attempt(self._cells.publish(version, engines))
-            self._board.published = version
+            self._board.publish(version)
             for engine, why in publication.failed.items():
                 self._members.lost(Member("engine", engine), why)
         return publication.probes

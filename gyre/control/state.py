@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gyre.core.errors import ConfigError
-from gyre.core.events import Event, GroupDispatched, Role, RunStarted, StepDone
+from gyre.core.events import Event, Role
 from gyre.core.records import Outcome
+from gyre.store.journal import SurvivingLine
 
 
 class PendingGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,49 +89,29 @@ def parse_execution_id(name: str) -> tuple[int, int, int]:
 def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], version: int) -> ControlState:
     """The state at the checkpoint of `version` (a burst boundary), seen from the end of the journal.
 
-    Groups dispatched later than `version` are dropped: a discarded line of weights produced them. Groups consumed later
-    are unconsumed again. Executions that closed later are kept, whoever sampled them (`newest_surviving`); outcomes
-    of those that were cut off (cause "cancelled") count as none. A journal may hold several incarnations; each
-    RunStarted with `resumed_from` discards what lies behind that version in the same way.
+    `SurvivingLine` says which groups are dropped and which are unconsumed again. Executions that closed later are kept,
+    whoever sampled them (`newest_surviving`); outcomes of those that were cut off (cause "cancelled") count as none.
+    A journal may hold several incarnations.
     """
-    line: dict[int, tuple[GroupDispatched, int]] = {}
-    consumed: dict[int, int] = {}
-    went_back_to: list[int] = []
+    line = SurvivingLine()
     for event in events:
-        match event:
-            case RunStarted(resumed_from=int(base)):
-                went_back_to.append(base)
-                _rewind(line, consumed, base)
-            case GroupDispatched():
-                line[event.group] = (event, len(went_back_to))
-            case StepDone():
-                consumed.update(dict.fromkeys(event.groups, event.step))
-            case _:
-                pass
-    _rewind(line, consumed, version)
-
+        line.read(event)
+    line.go_back(version)
     known: dict[int, dict[int, Outcome]] = {}
     for name, outcome in outcomes.items():
         group, member, born = parse_execution_id(name)
-        if outcome.cause != "cancelled" and group in line and born >= line[group][1]:
+        if outcome.cause != "cancelled" and group in line.dispatched and born >= line.dispatched[group][1]:
             known.setdefault(group, {})[member] = outcome
     pending = [
         PendingGroup(group=group, query=event.query, version=event.version, outcomes=known.get(group, {}))
-        for group, (event, _) in sorted(line.items())
-        if group not in consumed
+        for group, (event, _) in sorted(line.dispatched.items())
+        if group not in line.consumed
     ]
-    went_back_to.append(version)
+    went_back_to = [*line.went_back_to, version]
     return ControlState(
         version=version,
         incarnation=len(went_back_to),
         went_back_to=went_back_to,
-        next_group=max(line, default=-1) + 1,
+        next_group=max(line.dispatched, default=-1) + 1,
         pending=pending,
     )
-
-
-def _rewind(line: dict[int, tuple[GroupDispatched, int]], consumed: dict[int, int], version: int) -> None:
-    for group in [group for group, (event, _) in line.items() if event.version > version]:
-        del line[group]
-    for group in [group for group, step in consumed.items() if step > version]:
-        del consumed[group]

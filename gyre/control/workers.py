@@ -1,33 +1,31 @@
 """One training cell: claim a micro-step, process it, claim the next; as many at a time as the cell has stages.
 
-A cell that is lost loses its unreduced gradient: the worker stops, and `Transitions` returns what it had claimed.
+A cell that is lost loses its unreduced gradient: the worker stops, and `TrainingSet` returns what it had claimed.
 """
 
 import asyncio
-from typing import Generic
 
-from gyre.control.base import Cells, MemberLost, W
+from gyre.control.base import MemberLost
 from gyre.control.batches import Packer
 from gyre.control.board import Board
 from gyre.control.crew import Crew
 from gyre.control.members import Members
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import MicroStepDone
+from gyre.trajectory.microstep import MicroStep
 
 
-class Worker(Generic[W]):
-    def __init__(
-        self, cell: int, board: Board, cells: Cells[W], members: Members, packer: Packer[W], crew: Crew, lanes: int
-    ) -> None:
+class Worker:
+    def __init__(self, cell: int, board: Board, members: Members, packer: Packer, crew: Crew) -> None:
         self.cell = cell
         self.micro_steps = 0
         """Processed since the cell joined."""
         self._board = board
-        self._cells = cells
         self._members = members
         self._packer = packer
-        self._claims: set[asyncio.Future[W]] = set()
-        self._lanes = {crew.spawn(self._run(self._claim()), f"cell {cell}") for _ in range(lanes)}
+        self._claims: set[asyncio.Future[MicroStep]] = set()
+        at_once = members.cells.micro_steps_at_once
+        self._lanes = {crew.spawn(self._run(self._claim()), f"cell {cell}") for _ in range(at_once)}
 
     async def stop(self) -> None:
         """Claims nothing any more. A micro-step under way is given up: the cell must enter training again before its
@@ -38,12 +36,12 @@ class Worker(Generic[W]):
             lane.cancel()
         await asyncio.wait(self._lanes)
 
-    def _claim(self) -> asyncio.Future[W]:
+    def _claim(self) -> asyncio.Future[MicroStep]:
         claim = self._packer.claim(self.cell)
         self._claims.add(claim)
         return claim
 
-    async def _run(self, claim: asyncio.Future[W]) -> None:
+    async def _run(self, claim: asyncio.Future[MicroStep]) -> None:
         while True:
             work = await claim
             self._claims.discard(claim)
@@ -52,7 +50,7 @@ class Worker(Generic[W]):
                 raise InvariantViolation(f"Cell {self.cell} got a micro-step of no batch.")
             started = self._board.clock.now()
             try:
-                result = await self._members.attempt(self._cells.train(self.cell, work))
+                result = await self._members.attempt(self._members.cells.train(self.cell, work))
             except MemberLost:
                 return
             now = self._board.clock.now()

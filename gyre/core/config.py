@@ -6,10 +6,11 @@ what is allowed. Field annotations of type `pathlib.Path` are resolved against t
 
 import difflib
 import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +21,8 @@ from gyre.core.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+ENV_NAME = re.compile(r"[^=\0]+")
+"""What the operating system takes as the name of an environment variable."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -51,6 +54,16 @@ def decode(data: dict[str, Any], type_: type[T], *, where: str, base: Path) -> T
         message, _, location = str(error).partition(" - at ")
         key = location.strip("`").removeprefix("$").strip(".") or "(top level)"
         raise ConfigError(f"{where}: {key}: {message[0].lower()}{message[1:]}") from None
+
+
+def require_environment(env: Mapping[str, str], where: str) -> None:
+    """Raises ConfigError, which names `where` and the variable, when no process could be started with it."""
+    for name, value in env.items():
+        if not ENV_NAME.fullmatch(name) or "\0" in value:
+            raise ConfigError(
+                f"{where}: {name!r} cannot be an environment variable: its name must not be empty or hold '=', and "
+                "neither name nor value a NUL character"
+            )
 
 
 def dump(config: msgspec.Struct) -> str:

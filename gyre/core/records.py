@@ -88,6 +88,17 @@ class Validity(StrEnum):
     """Complete failure without assessable work: dummy with zero reward, counts in the group, zero loss."""
 
 
+class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the proxy saw of an execution's calls: it tells the platform's doing from the policy's."""
+
+    answered: int = 0
+    """Calls that the policy answered, those that were cut included."""
+    cut: int = 0
+    """Answers that ended at the token limit."""
+    lost: int = 0
+    """Calls that got no answer for a reason of the platform's, and that no later try of the harness got either."""
+
+
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     """One evaluation of one preserved state. Assessments never overwrite each other."""
 
@@ -113,10 +124,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     """Meaningful when VALID; 0.0 for NO_WORK; ignored for UNRESOLVED."""
     cause: str
-    """How the execution ended: completed, harness_timeout, overall_timeout, harness_exit, boot_failed, cancelled."""
+    """How the execution ended: a `runner.failures.Cause`."""
     assessment: Assessment | None = None
     harness_exit_code: int | None = None
     message: str = ""
+    calls: CallFacts | None = None
+    """None when nobody told them, as for an execution that was cancelled."""
+    grading_s: float = 0.0
+    """Seconds of all gradings."""
+    waited_s: float = 0.0
+    """Seconds for which they had to wait for a grader."""
 
 
 class SessionAccess(msgspec.Struct, frozen=True, kw_only=True):

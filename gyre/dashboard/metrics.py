@@ -61,8 +61,8 @@ def families(totals: Totals) -> Iterator[Metric]:
 
 
 def _where_it_stands(totals: Totals) -> Iterator[Metric]:
-    yield _gauge("gyre_step", "Optimizer steps on the surviving line of checkpoints", totals.step)
-    yield _gauge("gyre_published_version", "Policy version that the engines were last given", totals.published)
+    yield _gauge("gyre_step", "Optimizer steps on the surviving line of checkpoints", totals.line.version)
+    yield _gauge("gyre_published_version", "Policy version that the engines were last given", totals.line.published)
     yield _gauge("gyre_checkpoint_version", "Version of the last complete checkpoint", totals.checkpoint)
     level = totals.level
     yield _gauge(
@@ -70,7 +70,7 @@ def _where_it_stands(totals: Totals) -> Iterator[Metric]:
     )
     yield _gauge("gyre_executions_running", "p − f", level.running if level else None)
     yield _gauge("gyre_capacity", "C_R: executions that the engines may carry", level.capacity if level else None)
-    yield _gauge("gyre_ready_groups", "Groups that no step has consumed", totals.ready.count)
+    yield _gauge("gyre_ready_groups", "Groups that no step has consumed", len(totals.line.ready))
     roles = GaugeMetricFamily("gyre_cell_role", "1 for what the cell does", labels=("cell", "role"))
     for cell, activity in sorted(totals.roles.items()):
         for role in ACTIVITIES:
@@ -99,7 +99,10 @@ def _executions(totals: Totals) -> Iterator[Metric]:
     for (validity, cause), count in sorted(totals.closed.items()):
         closed.add_metric((validity, cause), count)
     yield closed
-    yield _mean("gyre_execution_seconds", "From launch to close", totals.execution_seconds)
+    yield _mean("gyre_execution_seconds", "From launch to outcome", totals.execution_seconds)
+    yield _gauge("gyre_executions_grading", "Terminated executions whose grade is not known yet", totals.grading)
+    yield _mean("gyre_grading_seconds", "Of a grader, over closed executions", totals.grading_seconds)
+    yield _mean("gyre_grader_wait_seconds", "Waiting for a grader, over closed executions", totals.grader_wait_seconds)
     yield _counter("gyre_calls", "Model calls that the proxy served", totals.proxy.calls)
     yield _counter("gyre_call_retries", "Requests recognised as a repeat of a call", totals.proxy.retries)
     moved = CounterMetricFamily(

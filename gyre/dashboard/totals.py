@@ -1,7 +1,7 @@
 """Where a run stands and what it has done so far, folded from its journal one event at a time.
 
 Counts are of all that happened, so they never go back; a resumption does go back, and only what says where the run
-stands (`step`, `published`, roles, ledger) follows it.
+stands (`line`, roles, ledger) follows it.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from gyre.core.events import (
     Event,
     ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     InvariantBroken,
     LogprobGapGrew,
     MicroStepDone,
@@ -24,8 +25,9 @@ from gyre.core.events import (
     StepDone,
     TransitionFinished,
 )
+from gyre.store.journal import SurvivingLine
 from gyre.store.summary import ProxyTotals, broken_counters, proxy_totals
-from gyre.store.timeline import Activity, ReadyGroups, Waterlevel, mentioned, next_level, turns
+from gyre.store.timeline import Activity, Waterlevel, mentioned, next_level, turns
 
 
 class Mean:
@@ -47,18 +49,20 @@ class Totals:
         self.run_id = ""
         self.starts = 0
         self.finished: RunFinished | None = None
-        self.step = 0
-        """Steps of the surviving line: the policy version."""
-        self.published = 0
+        self.line = SurvivingLine()
+        """Where the run stands: version, publication, ready groups."""
         self.checkpoint: int | None = None
         self.last_step: StepDone | None = None
         self.last_gap: StepDone | None = None
         """The last step with targets of the trained version."""
         self.level: Waterlevel | None = None
-        self.ready = ReadyGroups()
         self.roles: dict[int, Activity] = {}
 
         self.started = 0
+        self.grading = 0
+        """Executions that terminated and have no outcome yet."""
+        self.grader_wait_seconds = Mean()
+        self.grading_seconds = Mean()
         self.closed: Counter[tuple[str, str]] = Counter()
         """By validity and cause."""
         self.execution_seconds = Mean()
@@ -88,7 +92,7 @@ class Totals:
 
     def read(self, event: Event) -> None:
         self.level = next_level(self.level, event) or self.level
-        self.ready.read(event)
+        self.line.read(event)
         for cell in mentioned(event):
             self.roles.setdefault(cell, "rollout")
         self.roles.update(turns(event, list(self.roles)))
@@ -98,12 +102,17 @@ class Totals:
                 self.run_id = event.run_id
                 self.starts += 1
                 self.finished = None
-                self.step = self.published = event.resumed_from or 0
+                self.grading = 0
             case RunFinished():
                 self.finished = event
             case ExecutionStarted():
                 self.started += 1
+            case ExecutionTerminated():
+                self.grading += 1
             case ExecutionClosed():
+                self.grading = max(0, self.grading - 1)
+                self.grader_wait_seconds.add(event.waited_s)
+                self.grading_seconds.add(event.grading_s)
                 self.closed[event.validity, event.cause] += 1
                 self.execution_seconds.add(event.seconds)
             case StepDone():
@@ -112,7 +121,6 @@ class Totals:
                 self.micro_steps[event.cell] += 1
                 self.tokens[event.cell] += event.tokens
             case Published():
-                self.published = event.version
                 self.publication_seconds.add(event.seconds)
             case CheckpointSaved():
                 self.checkpoint = event.version
@@ -134,7 +142,6 @@ class Totals:
                 pass
 
     def _step(self, event: StepDone) -> None:
-        self.step = event.step
         self.last_step = event
         if event.logprob_gap_count:
             self.last_gap = event

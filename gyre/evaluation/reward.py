@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gyre.core.text import storable
+
 MAX_BYTES = 1 << 20
+MAX_NAME = 200
 
 
 class InvalidReward(Exception):
@@ -30,7 +33,7 @@ def read_reward(directory: Path) -> tuple[float, dict[str, float]]:
 
 def _from_json(text: str) -> tuple[float, dict[str, float]]:
     try:
-        data: Any = json.loads(text)
+        data: Any = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise InvalidReward(f"reward.json is not JSON: {error}") from None
     numbers = isinstance(data, dict) and all(
@@ -44,6 +47,18 @@ def _from_json(text: str) -> tuple[float, dict[str, float]]:
     if len(scores) == 1:
         return next(iter(scores.values())), scores
     raise InvalidReward(f"reward.json has several numbers ({', '.join(sorted(scores))}) and none is called reward")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are text and unique: of two equal ones nobody can tell which is meant."""
+    known: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in known:
+            raise InvalidReward(f"reward.json names {storable(name, MAX_NAME)!r} twice")
+        if name != storable(name, MAX_NAME):
+            raise InvalidReward(f"reward.json has a name that is no text or too long: {storable(name, MAX_NAME)!r}")
+        known[name] = value
+    return known
 
 
 def _finite(where: str, value: float) -> float:

@@ -2,11 +2,14 @@
 
 The status line waits for the first event or, when streaming, at most `keepalive_s`: so a call that fails early is
 answered with a proper status, and a slow one with headers and keep-alive events. A client that goes away is noticed at
-once, and the call learns of it; one that reads nothing for `client_timeout_s` counts as gone.
+once, and the call learns of it; one that reads nothing for `client_timeout_s` counts as gone. An answer is delivered
+when all of it went out and the client did not close its connection with a part of it unread.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -23,6 +26,21 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class ClientConnection(Protocol):
+    """The connection that an answer goes out on; the server puts it into the request's state as "connection"."""
+
+    def abort(self) -> None:
+        """Closing would wait until the client has read what was sent."""
+        ...
+
+    @property
+    def gone(self) -> bool: ...
+
+    def on_unread(self, tell: Callable[[], None]) -> None:
+        """`tell` is called when the client closes the connection with a part of the latest answer unread."""
+        ...
 
 
 class CallAnswer:
@@ -51,12 +69,21 @@ class CallAnswer:
                 await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if writing.done():
                     writing.result()
+                    self._note_delivery(scope)
             except TimeoutError:
                 log.warning("a client of call %s read nothing for %g s", self._call.head.id, self._client_timeout_s)
-                scope["state"]["abort"]()
+                scope["state"]["connection"].abort()
             finally:
                 writing.cancel()
                 leaving.cancel()
+
+    def _note_delivery(self, scope: Scope) -> None:
+        # An application that is called in its own process has no connection; its client has read everything.
+        connection: ClientConnection | None = scope.get("state", {}).get("connection")
+        if self._call.finished and not (connection is not None and connection.gone):
+            self._call.delivered = True
+            if connection is not None:
+                connection.on_unread(self._call.not_read)
 
     async def _whole(self, reader: Reader, send: Send) -> None:
         try:
@@ -79,8 +106,8 @@ class CallAnswer:
                 if not started:
                     await _send_response(error_response(self._dialect, error), send)
                     return
-                await send({"type": "http.response.body", "body": encoder.error(error), "more_body": True})
-                break
+                await send({"type": "http.response.body", "body": encoder.error(error), "more_body": False})
+                return
             out = b"" if started else encoder.start()
             for event in events:
                 if isinstance(event, TurnEnd):
@@ -94,8 +121,7 @@ class CallAnswer:
                 await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
                 started = True
             if out:
-                await send({"type": "http.response.body", "body": out, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send({"type": "http.response.body", "body": out, "more_body": not ended})
 
 
 def error_response(dialect: Dialect, error: CallError) -> Response:

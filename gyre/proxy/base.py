@@ -1,10 +1,12 @@
 """The proxy worker as the controller sees it. Harnesses see only its HTTP routes."""
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from gyre.core.records import SessionAccess
+
+LastAnswer = Literal["none", "whole", "cut", "failed"]
 
 
 class EngineRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,19 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     retries_replayed: int
     drift: dict[str, int]
     max_staleness_versions: int = 0
+    failed_calls: dict[str, int] = {}
+    """Calls that got no answer for the platform's reasons, by cause: "no_engine" (none admitted the call in time, or
+    the harness stopped waiting for one), "error" (an engine or the proxy failed). Refusals that are the harness's own
+    doing (a prompt that does not fit, too many calls at once, a bad request) are not among them."""
+    unserved: int = 0
+    """Requests whose latest answer was such a failure: the harness asked, perhaps again and again, and never got an
+    answer. 0 says that every failure was made good by a retry. Auxiliary requests do not count."""
+    cut_answers: int = 0
+    """Answers that ended at the token limit instead of the policy's stop token. They are recorded and may train."""
+    last_answer: LastAnswer = "none"
+    """What the latest call that ended got, auxiliary ones aside: a "whole" answer, one "cut" at the token limit, or it
+    "failed" for the platform's reasons. A harness that exits with an error behind a "cut" did so because of what the
+    policy did, behind a "failed" because of the platform."""
 
 
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,8 @@ class Router:
         self._routes_changed = asyncio.Event()
         self._leg_ended = asyncio.Event()
         self._request_numbers = itertools.count()
-        self.held = 0
+        self._waiting: Counter[str] = Counter()
+        """Execution → its calls that wait for an engine."""
         self.prompt_mismatches = 0
         self.transition_errors = 0
         """Calls that failed although only a change of roles stood in their way."""
@@ -85,6 +86,15 @@ class Router:
     def forget(self, execution_id: str) -> None:
         """The execution has ended: its place on an engine is free."""
         self._home.pop(execution_id, None)
+
+    @property
+    def held(self) -> int:
+        """Calls that wait for an engine."""
+        return self._waiting.total()
+
+    def waits(self, execution_id: str) -> bool:
+        """Whether a call of the execution waits for an engine."""
+        return self._waiting[execution_id] > 0
 
     def running_by_cell(self) -> dict[int, int]:
         return dict(Counter(leg.cell for leg in self._legs))
@@ -207,7 +217,7 @@ class Router:
         """Waits for the engine of the next leg. Engines in `resting` failed this call a moment ago; they are asked
         again only after a rest, and only when no other admits."""
         route = None
-        self.held += 1
+        self._waiting[execution_id] += 1
         try:
             async with asyncio.timeout_at(until):
                 while route is None:
@@ -222,7 +232,9 @@ class Router:
             message = f"No engine admitted this call for {self._limits.hold_s:g} s; try again."
             raise CallError(Fault.UNAVAILABLE, message, retry_after_s=5) from None
         finally:
-            self.held -= 1
+            self._waiting[execution_id] -= 1
+            if not self._waiting[execution_id]:
+                del self._waiting[execution_id]
         return route
 
     def _choose(self, execution_id: str, resting: set[int]) -> EngineRoute | None:

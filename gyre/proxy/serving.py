@@ -5,7 +5,7 @@ import contextlib
 import resource
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,18 @@ class _Connection(HttpToolsProtocol):
     """In the headers of a request, or where its trailers would be."""
     _trailers = False
     _data = b""
+    _tell_unread: Callable[[], None] | None = None
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def gone(self) -> bool:
+        # After the whole answer a connection may close.
+        return bool(self.cycle.disconnected)
+
+    def on_unread(self, tell: Callable[[], None]) -> None:
+        self._tell_unread = tell
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -75,6 +87,9 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_come()
+        if exc is not None and self._tell_unread is not None:
+            # The kernel resets a connection that is closed while something in it was not read.
+            self._tell_unread()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -93,8 +108,8 @@ class _Connection(HttpToolsProtocol):
         self._expect_more()
         self._in_head, self._head_bytes, self._trailers = True, 0, False
         super().on_message_begin()
-        # Closing would wait until the client has read what was sent.
-        self.scope["state"]["abort"] = self.transport.abort
+        self._tell_unread = None
+        self.scope["state"]["connection"] = self
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._trailers:

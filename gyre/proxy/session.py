@@ -4,7 +4,7 @@ A call is prepared, generated and committed. `begin` (prepare) and `TrajectoryTr
 nothing else runs, so the event loop is the lock, and generation holds none. A call that fails before a token was
 sampled changes nothing; what was sampled for an abandoned call is kept as an orphan, which no later call continues.
 
-Retry identity is agent + canonical request: running → attach, finished → the same events again, gone → sampled anew.
+A request is a new call unless it is the retry of one (`gyre.proxy.repeats`).
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from hashlib import blake2b
 
-import msgspec
-
 from gyre.core.errors import GyreError
 from gyre.core.records import CallRecord, RoleClass
 from gyre.proxy.base import SessionSummary
-from gyre.proxy.call import Call
+from gyre.proxy.call import Asked, Call
 from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage, WireRequest
-from gyre.proxy.dialects.memo import Memo, identity
+from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, ContextOverflow, Fault
 from gyre.proxy.facts import call_facts, system_text
 from gyre.proxy.generation import Generation
+from gyre.proxy.repeats import Repeats, asked
+from gyre.proxy.service import Service
 from gyre.proxy.services import Services
 from gyre.trajectory.call import EmptyConversation, PreparedCall
 from gyre.trajectory.conversation import Message, ToolCall
@@ -50,7 +50,8 @@ class Session:
         self._canned = canned
         self._services = services
         self._tag = blake2b(execution_id.encode(), digest_size=4).hexdigest()
-        self._calls: dict[bytes, Call] = {}
+        self._repeats = Repeats()
+        self._service = Service()
         self._running: set[Call] = set()
         self._main_system = ""
         self._callers: dict[str, str] = {}
@@ -81,11 +82,19 @@ class Session:
         if self.closed:
             raise CallError(Fault.CLOSED, "This execution has ended; its session serves no more calls.")
         kind = self._classify(wire)
-        key = _identity(wire, kind)
-        known = self._calls.get(key)
+        request = asked(wire, kind)
+        known = self._repeats.find(request.key, wire.facts.headers)
         if known is not None:
             self.counts["replayed" if known.finished else "attached"] += 1
             return known
+        try:
+            return self._begin(wire, kind, request, dialect)
+        except CallError as error:
+            self._repeats.refused(request.key)
+            self._service.failed(request, error)
+            raise
+
+    def _begin(self, wire: WireRequest, kind: Classification, request: Asked, dialect: str) -> Call:
         if self.running >= self._services.bounds.running:
             raise CallError(Fault.BUSY, f"{self.running} calls of this execution are running.", retry_after_s=1)
         prepared = self._prepare(wire, kind)
@@ -93,11 +102,12 @@ class Session:
         limit = self._services.bounds.new_tokens(prepared.input_len, wire.facts.max_tokens)
         if limit < 1 and canned is None:
             raise ContextOverflow(prepared.input_len, self._services.bounds.max_context)
-        call = self._calls[key] = Call(self._head(wire, prepared), key)
+        call = Call(self._head(wire, prepared), request)
+        self._repeats.add(call)
         if canned is not None:
             _answer(call, canned)
         else:
-            call.on_abandoned = lambda: self._stop(call, CallError(Fault.INTERNAL, "The call was abandoned."))
+            call.on_abandoned = lambda: self._stop(call, CallError(Fault.CLOSED, "The call was abandoned."))
             call.task = asyncio.create_task(self._run(call, prepared, wire, limit, dialect))
             call.task.add_done_callback(lambda task: self._ended(call, task))
             self._running.add(call)
@@ -114,7 +124,7 @@ class Session:
         for call in list(self._running):
             self._stop(call, CallError(Fault.CLOSED, "This execution has ended."))
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._calls.clear()
+        self._repeats.clear()
         self._services.router.forget(self.execution_id)
         return SessionSummary(
             execution_id=self.execution_id,
@@ -124,6 +134,10 @@ class Session:
             retries_replayed=self.counts["replayed"],
             drift=dict(self._drift),
             max_staleness_versions=max(self._versions, default=0) - min(self._versions, default=0),
+            failed_calls=dict(self._service.failed_calls),
+            unserved=self._service.unserved,
+            cut_answers=self._service.cut_answers,
+            last_answer=self._service.last_answer,
         )
 
     def _classify(self, wire: WireRequest) -> Classification:
@@ -167,21 +181,28 @@ class Session:
                         call.emit(delta)
             # From here on the answer is whole: it is recorded whether somebody still waits for it or not.
             call.settling = True
-            await self._commit(call, prepared, generation, wire, dialect)
+            record = await self._commit(call, prepared, generation, wire, dialect)
+            self._service.answered(call.asked, record.finish)
         except (CallError, asyncio.CancelledError) as error:
             call.settling = True
             if generation.tokens:
                 await self._record(call, prepared, generation, None, dialect)
             if isinstance(error, asyncio.CancelledError):
                 raise
+            self._service.failed(call.asked, error)
             self._stop(call, error)
         except GyreError as error:
             log.exception("call %s of execution %s failed", call.head.id, self.execution_id)
-            self._stop(call, CallError(Fault.INTERNAL, f"{type(error).__name__}: {error}"))
+            failure = CallError(Fault.INTERNAL, f"{type(error).__name__}: {error}")
+            self._service.failed(call.asked, failure)
+            self._stop(call, failure)
+        except Exception:
+            self._service.failed(call.asked, CallError(Fault.INTERNAL, "The proxy failed."))
+            raise
 
     async def _commit(
         self, call: Call, prepared: PreparedCall, generation: Generation, wire: WireRequest, dialect: str
-    ) -> None:
+    ) -> CallRecord:
         for delta in generation.end():
             call.emit(delta)
         turn = generation.turn
@@ -194,6 +215,7 @@ class Session:
             self._callers.update((call.id, prepared.agent_id) for call in calls)
         usage = Usage(prompt=call.head.prompt_tokens, output=generation.tokens, cached=generation.cached_tokens)
         call.emit(TurnEnd(message=message, finish=record.finish, usage=usage))
+        return record
 
     async def _record(
         self, call: Call, prepared: PreparedCall, generation: Generation, emitted: Message | None, dialect: str
@@ -225,9 +247,10 @@ class Session:
         """Ends a call that is not settling; a repeat of it will be a new call."""
         if call.settling and call.task is not asyncio.current_task():
             return
-        if self._calls.get(call.key) is call:
-            del self._calls[call.key]
+        self._repeats.drop(call)
         if call.task is not asyncio.current_task() and call.task is not None:
+            if self._services.router.waits(self.execution_id):
+                self._service.waited_in_vain(call.asked)
             call.task.cancel()
         if not call.done:
             call.fail(error)
@@ -237,7 +260,7 @@ class Session:
         if not call.done:
             cause = "cancelled" if task.cancelled() else repr(task.exception())
             log.error("call %s of execution %s ended without an answer: %s", call.head.id, self.execution_id, cause)
-            self._calls.pop(call.key, None)
+            self._repeats.drop(call)
             call.fail(CallError(Fault.INTERNAL, "The proxy could not complete this call."))
 
 
@@ -246,10 +269,3 @@ def _answer(call: Call, text: str) -> None:
     call.emit(Delta(text=text))
     usage = Usage(prompt=call.head.prompt_tokens, output=0)
     call.emit(TurnEnd(message=Message(role="assistant", text=text), finish="stop", usage=usage))
-
-
-def _identity(wire: WireRequest, kind: Classification) -> bytes:
-    """Equal for requests that ask the same: streaming and transport fields are left out, since clients repeat a failed
-    stream without streaming; the bound on the answer counts, since they repeat a cut answer with a larger one."""
-    who = msgspec.json.encode((kind.role, kind.agent_id, wire.facts.max_tokens))
-    return identity(who, wire.identity)

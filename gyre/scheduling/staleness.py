@@ -55,8 +55,3 @@ class StalenessAccount:
 def expected_staleness(*, phi: float, mu: int) -> float:
     """Steady-state mean of boundary dispatch: φ + (μ−1)/2."""
     return phi + (mu - 1) / 2
-
-
-def continuous_excess(*, mu: int, batch_groups: int, ready: float) -> float:
-    """E_c − E_b at equal depth: μ + R/B, with R ready unconsumed groups right after a publication."""
-    return mu + ready / batch_groups

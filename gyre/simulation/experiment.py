@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gyre.control.base import ReadyGroup
+from gyre.control.base import Environment, ReadyGroup
 from gyre.control.controller import Controller
 from gyre.core.events import Event
 from gyre.scheduling.config import SchedulerConfig
@@ -12,7 +12,6 @@ from gyre.scheduling.order import LaunchOrder
 from gyre.scheduling.policies import Policy
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.loaded import LoadedExecutions
-from gyre.simulation.rows import Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import GroupDraw, Workload, WorkloadParams, training_nodes
@@ -69,25 +68,10 @@ def simulate(
         cells.on_admitting = lambda engines: executions.served_by(
             sum(layout.pool_nodes if engine < 0 else layout.cell_nodes for engine in engines)
         )
-        await Controller(
-            config,
-            clock,
-            drawn,
-            executions,
-            SimMaterializer(drawn.costs),
-            cells,
-            MemoryJournal(stats.read, *readers),
-            order=order,
-            policy=policy,
-        ).run()
+        environment = Environment(
+            clock, drawn, executions, SimMaterializer(drawn.costs), cells, MemoryJournal(stats.read, *readers)
+        )
+        await Controller(config, environment, order=order, policy=policy).run()
 
     run_virtual(main())
     return stats
-
-
-def run_row(
-    row: Row, params: WorkloadParams, *, seed: int, steps: int, readers: tuple[Callable[[Event], None], ...] = ()
-) -> RunStats:
-    """A configuration of Table 1 on the modelled workload."""
-    layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
-    return simulate(row.config(steps=steps), layout, params, seed=seed, readers=readers)

@@ -55,14 +55,20 @@ def recorded_hours(recording: Recording) -> Callable[[SchedulerConfig], float]:
     return hours
 
 
-def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
-    """What the configuration means and how it compares. Raises ConfigError when it cannot run."""
+def plan(config: SchedulerConfig, recording: Recording | None = None, *, graders: int | None = None) -> str:
+    """What the configuration means and how it compares, with so many gradings at a time (None: no bound). Raises
+    ConfigError when it cannot run."""
     require(config)
     if recording is None and not config.C_e:
         return explain(config) + "\n\nNot simulated: scheduler.C_e = 0 does not tell how large a cell is."
     if reason := _too_large(config):
         return explain(config) + f"\n\nNot simulated: {reason}."
-    hours = modelled_hours if recording is None else recorded_hours(recording)
+    params = WorkloadParams(graders=graders)
+    hours = (
+        (lambda setting: modelled_hours(setting, params))
+        if recording is None
+        else recorded_hours(msgspec.structs.replace(recording, graders=graders))
+    )
     workload = (
         "executions like the paper's NL2RepoBench (mean 1.93 h)" if recording is None else "the recorded executions"
     )

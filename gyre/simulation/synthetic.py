@@ -9,14 +9,7 @@ from gyre.control.base import NO_CALLS, Handoff, Loss, Member, Publication, Read
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event
-
-
-class SimWork(msgspec.Struct, frozen=True, kw_only=True):
-    micro_step_id: str
-    groups: list[int]
-    tokens: int
-    cost: float
-    """Node-seconds."""
+from gyre.trajectory.microstep import MicroStep
 
 
 class SimMaterializer:
@@ -24,9 +17,11 @@ class SimMaterializer:
         """`costs` gives the micro-steps of a group in node-seconds; none when the group has no signal."""
         self._costs = costs
 
-    async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[SimWork]:  # noqa: ARG002
+    async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[MicroStep]:  # noqa: ARG002
         return [
-            SimWork(micro_step_id=f"g{group.group}/{i}", groups=[group.group], tokens=0, cost=cost)
+            MicroStep(
+                micro_step_id=f"g{group.group}/{i}", groups=[group.group], executions=[], packs=[], tokens=0, cost=cost
+            )
             for i, cost in enumerate(self._costs(group))
         ]
 
@@ -50,7 +45,10 @@ class CellTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SimCells:
-    """Also holds callers to the contract of `Cells`: weights of the right version, no two calls of a cell at once."""
+    """Also holds callers to the contract of `Cells`: weights of the right version, no two calls of a cell at once. The
+    cost of a micro-step is in node-seconds."""
+
+    micro_steps_at_once = 1
 
     def __init__(self, clock: Clock, times: CellTimes, nodes: float, version: int = 0) -> None:
         """`nodes` per cell; training is linear in them."""
@@ -87,7 +85,7 @@ class SimCells:
         self._demand(cell == 0 or 0 in self._training, f"Cell {cell} pulls weights but the core does not train.")
         self._training[cell] = version
 
-    async def train(self, cell: int, work: SimWork) -> WorkResult:
+    async def train(self, cell: int, work: MicroStep) -> WorkResult:
         self._demand(self._training.get(cell) == self._version, f"Cell {cell} trains with other weights than the core.")
         await self._spend(cell, work.cost / self._nodes)
         return WorkResult(executions=1, targets=1)

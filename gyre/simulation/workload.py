@@ -8,9 +8,11 @@ evaluation before `overall_limit_h` and is then unresolved. Training work of a g
 
 import math
 import statistics
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 HOUR = 3600.0
 RUN_GROUPS = 48 * 32
@@ -18,7 +20,7 @@ RUN_GROUPS = 48 * 32
 
 
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults are calibrated: docs/calibration.md says what is the paper's and what was fitted."""
+    """Defaults are calibrated: docs/research/calibration.md says what is the paper's and what was fitted."""
 
     median_h: float = 1.78
     """Median harness time at the reference load, in the middle of a 48-step run."""
@@ -31,6 +33,9 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     harness_limit_h: float = 3.41
     overall_limit_h: float = 4.0
     evaluation_h: float = 0.061
+    """One grading; the execution holds no place on the engines meanwhile."""
+    graders: Annotated[int, Meta(ge=1)] | None = None
+    """Gradings at a time; None: no execution waits for one."""
     hard_query: float = 0.1624
     """Share of queries that are hard to evaluate."""
     hard_execution: float = 0.0536

@@ -52,6 +52,10 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     cause: str
     seconds: float
+    """From launch to outcome."""
+    grading_s: float
+    waited_s: float
+    """Of these, for a grader."""
     message: str
     tree: TreeSummary
 
@@ -222,6 +226,8 @@ def _executions(
                 reward=outcome.reward if outcome else end.reward if end else 0.0,
                 cause=outcome.cause if outcome else end.cause if end else "",
                 seconds=end.seconds if end else 0.0,
+                grading_s=end.grading_s if end else 0.0,
+                waited_s=end.waited_s if end else 0.0,
                 message=outcome.message if outcome else end.message if end else "",
                 tree=trees.get(execution_id, TreeSummary()),
             )

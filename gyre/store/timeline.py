@@ -7,16 +7,16 @@ import msgspec
 
 from gyre.core.events import (
     Event,
-    ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     GroupReady,
     LedgerSampled,
-    Role,
     RunStarted,
     StepDone,
     TransitionFinished,
     TransitionStarted,
 )
+from gyre.store.journal import SurvivingLine
 
 Activity = Literal["rollout", "training", "transition"]
 
@@ -111,7 +111,7 @@ def next_level(last: Waterlevel | None, event: Event) -> Waterlevel | None:
     """The ledger after `event`; None when the event does not change it, or nothing is known yet."""
     if isinstance(event, LedgerSampled):
         return Waterlevel(t=event.t, waterlevel=event.d - event.f, capacity=event.capacity, running=event.p - event.f)
-    if isinstance(event, ExecutionStarted | ExecutionClosed) and last is not None:
+    if isinstance(event, ExecutionStarted | ExecutionTerminated) and last is not None:
         started = isinstance(event, ExecutionStarted)
         return Waterlevel(
             t=event.t,
@@ -122,51 +122,12 @@ def next_level(last: Waterlevel | None, event: Event) -> Waterlevel | None:
     return None
 
 
-class ReadyGroups:
-    """Groups that are ready and not yet consumed by a step; one that a resumption went back behind is ready again."""
-
-    def __init__(self) -> None:
-        self._ready: set[int] = set()
-        self._consumed: dict[int, int] = {}
-        """Group → the step that consumed it."""
-
-    def read(self, event: Event) -> bool:
-        """Whether the event may have changed the count."""
-        match event:
-            case GroupReady():
-                self._ready.add(event.group)
-            case StepDone():
-                self._ready.difference_update(event.groups)
-                self._consumed.update(dict.fromkeys(event.groups, event.step))
-            case RunStarted():
-                base = event.resumed_from or 0
-                lost = [group for group, step in self._consumed.items() if step > base]
-                self._ready.update(lost)
-                for group in lost:
-                    del self._consumed[group]
-            case _:
-                return False
-        return True
-
-    @property
-    def count(self) -> int:
-        return len(self._ready)
-
-
 def ready_groups(events: Sequence[Event]) -> list[tuple[float, int]]:
     """(seconds, ready groups) at the begin and at every change."""
-    groups = ReadyGroups()
+    line = SurvivingLine()
     curve = [(events[0].t, 0)] if events else []
     for event in events:
-        if groups.read(event):
-            curve.append((event.t, groups.count))
+        line.read(event)
+        if isinstance(event, GroupReady | StepDone | RunStarted):
+            curve.append((event.t, len(line.ready)))
     return curve
-
-
-def seconds_by_role(spans: dict[int, list[Span]]) -> dict[int, dict[Role, float]]:
-    """Seconds that each cell spent in each role; transitions count in neither."""
-    roles: tuple[Role, ...] = ("rollout", "training")
-    return {
-        cell: {role: sum(span.end - span.start for span in of_cell if span.activity == role) for role in roles}
-        for cell, of_cell in spans.items()
-    }

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from gyre.core.errors import CheckpointFailed, ConfigError, WeightsUnavailable
+from gyre.store.rundir import CHECKPOINT_COUNTERS, CHECKPOINT_OPTIMIZER, CHECKPOINT_WEIGHTS
 from gyre.transport import experts
 
 _RNG = "rng/torch"
@@ -87,10 +88,10 @@ def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, partial / file.name)
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
-    save_file(_plain(experts.split(checkpoint.parameters)), partial / "model.safetensors", metadata={"format": "pt"})
-    save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / "optimizer.safetensors")
+    save_file(_plain(experts.split(checkpoint.parameters)), partial / CHECKPOINT_WEIGHTS, metadata={"format": "pt"})
+    save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / CHECKPOINT_OPTIMIZER)
     counters = _Counters(checkpoint.version, checkpoint.steps)
-    (partial / "trainer.json").write_bytes(msgspec.json.encode(counters))
+    (partial / CHECKPOINT_COUNTERS).write_bytes(msgspec.json.encode(counters))
     for file in (*partial.iterdir(), partial):
         _sync(file)
     if target.exists():
@@ -113,9 +114,9 @@ def read(directory: str, model_dir: str) -> Checkpoint:
     source = Path(directory)
     try:
         theirs, ours = (json.loads((path / "config.json").read_text()) for path in (source, Path(model_dir)))
-        counters = msgspec.json.decode((source / "trainer.json").read_bytes(), type=_Counters)
-        parameters = load_file(source / "model.safetensors")
-        rest = load_file(source / "optimizer.safetensors")
+        counters = msgspec.json.decode((source / CHECKPOINT_COUNTERS).read_bytes(), type=_Counters)
+        parameters = load_file(source / CHECKPOINT_WEIGHTS)
+        rest = load_file(source / CHECKPOINT_OPTIMIZER)
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{directory} is not a checkpoint that training can go on from: {error}") from error
     different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gyre.control.base import EssentialLost, Loss, Member, MemberLost, Publication, Ticket
+from gyre.control.base import Environment, EssentialLost, Loss, Member, MemberLost, Publication, Ticket
 from gyre.control.controller import Controller
 from gyre.control.members import CORE, Limits
 from gyre.control.state import FRESH, ControlState, ControlView
@@ -36,7 +36,9 @@ class RandomQueries:
 
 
 class RandomExecutions:
-    def __init__(self, seed: int, longest: float = 100.0) -> None:
+    def __init__(self, seed: int, longest: float = 100.0, graded: float = 0.0) -> None:
+        """`graded`: share of the executions whose grade comes some time after their end."""
+        self._graded = graded
         self._random = random.Random(seed)
         self._longest = longest
         self.started: list[Ticket] = []
@@ -45,10 +47,13 @@ class RandomExecutions:
     def harness(self, ticket: Ticket) -> str:
         return "random"
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         self.started.append(ticket)
         # Many ties: integers, and sometimes nothing at all.
         await asyncio.sleep(self._random.choice([0, 1, 2, self._random.uniform(0, self._longest)]))
+        if self._graded and self._random.random() < self._graded:
+            terminated()
+            await asyncio.sleep(self._random.choice([0, 1, self._random.uniform(0, self._longest)]))
         cause, validity = self._random.choice(CAUSES)
         outcome = Outcome(execution_id=ticket.execution_id, validity=validity, reward=0.5, cause=cause)
         self.outcomes[ticket.execution_id] = outcome
@@ -191,7 +196,9 @@ class World:
         failure: float = 0.0,
         core_dies: bool = False,
         no_signal: float = 0.2,
+        graded: float = 0.0,
     ) -> None:
+        self.graded = graded
         self.config = config
         self.seed = seed
         self.failure = failure
@@ -217,7 +224,7 @@ class World:
     async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None, crash: bool) -> bool:
         seed = self.seed + 1000 * initial.incarnation
         rng = random.Random(seed)
-        executions = RandomExecutions(seed)
+        executions = RandomExecutions(seed, graded=self.graded)
         executions.outcomes = self.outcomes
         self.cells = RandomCells(seed, initial.version, self.failure, self.core_dies)
         materializer = SimMaterializer(
@@ -225,12 +232,14 @@ class World:
         )
         controller = Controller(
             self.config,
-            VirtualClock(),
-            RandomQueries(),
-            executions,
-            materializer,
-            self.cells,
-            self.journal,
+            Environment(
+                VirtualClock(),
+                RandomQueries(),
+                executions,
+                materializer,
+                self.cells,
+                self.journal,
+            ),
             initial,
             limits=Limits(losses=100),
         )
@@ -265,6 +274,7 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     consumed: set[int] = set()
     open_members = Counter[int]()
     running: set[str] = set()
+    grading: set[str] = set()
     roles = ["training" if config.policy == "async" else "rollout"] * config.K
     if config.policy == "async":
         k = config.K
@@ -284,9 +294,12 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
                 p += 1
                 assert event.execution_id not in running
                 running.add(event.execution_id)
-            case ev.ExecutionClosed():
+            case ev.ExecutionTerminated():
                 f += 1
                 running.remove(event.execution_id)
+                grading.add(event.execution_id)
+            case ev.ExecutionClosed():
+                grading.remove(event.execution_id)
                 open_members[event.group] -= event.cause != "cancelled"
             case ev.GroupReady():
                 assert open_members[event.group] == 0
@@ -342,4 +355,5 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     if complete:
         assert d == config.N * len(dispatched)
         assert p == f, "every launched execution terminated"
+        assert not grading, "every terminated execution was closed"
         assert len(consumed) == version * config.B

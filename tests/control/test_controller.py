@@ -9,7 +9,7 @@ from control_worlds import ListJournal, RandomCells, RandomExecutions, RandomQue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.control.base import EssentialLost, MemberLost, Publication
+from gyre.control.base import Environment, EssentialLost, MemberLost, Publication
 from gyre.control.controller import Controller
 from gyre.control.members import CORE
 from gyre.control.state import ControlState, PendingGroup, resume_state
@@ -59,7 +59,7 @@ def configs(draw) -> SchedulerConfig:
 @settings(max_examples=80)
 @given(configs(), st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
 def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failure):
-    world = World(chosen, seed, failure=failure)
+    world = World(chosen, seed, failure=failure, graded=seed % 3 / 2)
     assert world.run()
     check_journal(chosen, world.journal.events)
     steps = of(world.journal.events, ev.StepDone)
@@ -73,7 +73,7 @@ def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failu
 @settings(max_examples=40)
 @given(configs(), st.integers(0, 10_000), st.floats(0, 400))
 def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel_at):
-    world = World(chosen, seed)
+    world = World(chosen, seed, graded=seed % 3 / 2)
     completed = world.run(cancel_at=cancel_at)
     check_journal(chosen, world.journal.events, complete=completed)
     started = {event.execution_id for event in of(world.journal.events, ev.ExecutionStarted)}
@@ -93,7 +93,7 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
 def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts, failure, crash):
     """After being interrupted or killed, and after the loss of the core (only before the last resumption). Versions are
     published and trained on while their checkpoints are being written."""
-    world = World(chosen, seed, failure=failure, core_dies=True)
+    world = World(chosen, seed, failure=failure, core_dies=True, graded=seed % 3 / 2)
     events = world.journal.events
     done = world.run(cancel_at=cuts[0], crash=crash)
     for cut in [*cuts[1:], None]:
@@ -158,7 +158,7 @@ def test_reward_mean_counts_valid_and_dummies_but_not_unresolved():
     world.run()
     step = of(world.journal.events, ev.StepDone)[0]
     outcomes = [o for name, o in world.outcomes.items() if int(name[1:].split("-")[0]) in step.groups]
-    rewards = [o.reward for o in outcomes if o.validity is not Validity.UNRESOLVED]
+    rewards = [o.reward * (o.validity is Validity.VALID) for o in outcomes if o.validity is not Validity.UNRESOLVED]
     assert step.reward_mean == pytest.approx(sum(rewards) / len(rewards))
 
 
@@ -188,12 +188,14 @@ def test_what_cannot_be_repaired_ends_the_run(cells, error):
     async def main() -> None:
         controller = Controller(
             config(),
-            VirtualClock(),
-            RandomQueries(),
-            RandomExecutions(0),
-            SimMaterializer(lambda _: [1.5, 1.5]),
-            cells(0, 0),
-            journal,
+            Environment(
+                VirtualClock(),
+                RandomQueries(),
+                RandomExecutions(0),
+                SimMaterializer(lambda _: [1.5, 1.5]),
+                cells(0, 0),
+                journal,
+            ),
         )
         with pytest.raises(error):
             await controller.run()
@@ -287,7 +289,7 @@ def run_small(cells: RandomCells, timeout: float | None = None) -> list[ev.Event
         small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=0.5, max_steps=3)
         parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
         async with asyncio.timeout(timeout):
-            await Controller(small, *parts, cells, journal).run()
+            await Controller(small, Environment(*parts, cells, journal)).run()
 
     try:
         run_virtual(main())
@@ -334,12 +336,14 @@ def test_no_satellite_joins_before_the_groups_of_the_next_burst_are_queued():
         clock = VirtualClock()
         controller = Controller(
             config(B=1, N=1, mu=1, phi=2.0, K=2, C_e=2, tau_s=0.0, max_steps=2),
-            clock,
-            RandomQueries(),
-            FixedExecutions(clock, lambda ticket: [0.0, 1.0, 1_000.0, 1.0][ticket.group]),
-            SimMaterializer(lambda _: [5.0]),
-            _SlowRenewal(clock, CellTimes(), nodes=1),
-            journal,
+            Environment(
+                clock,
+                RandomQueries(),
+                FixedExecutions(clock, lambda ticket: [0.0, 1.0, 1_000.0, 1.0][ticket.group]),
+                SimMaterializer(lambda _: [5.0]),
+                _SlowRenewal(clock, CellTimes(), nodes=1),
+                journal,
+            ),
         )
         await controller.run()
 
@@ -385,7 +389,7 @@ def test_no_cell_starts_a_transition_when_the_core_is_lost_in_its_own():
         small = config(B=1, N=1, mu=1, phi=0.0, K=2, C_e=8, tau_s=0.0)
         parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
         with pytest.raises(EssentialLost):
-            await Controller(small, *parts, _LostOnItsWayBack(0, 0), journal).run()
+            await Controller(small, Environment(*parts, _LostOnItsWayBack(0, 0), journal)).run()
 
     run_virtual(main())
     assert [(event.cell, event.target) for event in of(journal.events, ev.TransitionStarted)] == [
@@ -410,9 +414,9 @@ class _LastingExecutions(RandomExecutions):
         super().__init__(0)
         self.ending = asyncio.Event()
 
-    async def run(self, ticket):
+    async def run(self, ticket, terminated):
         try:
-            return await super().run(ticket)
+            return await super().run(ticket, terminated)
         except asyncio.CancelledError:
             self.ending.set()
             await asyncio.sleep(10)
@@ -425,7 +429,7 @@ def test_a_run_that_ends_by_itself_leaves_nothing_at_work_also_when_it_is_interr
         executions = _LastingExecutions()
         small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=3.0, max_steps=3)
         parts = (VirtualClock(), RandomQueries(), executions, SimMaterializer(lambda _: [1.5]), _LostInTheCopy(0, 0))
-        run = asyncio.ensure_future(Controller(small, *parts, ListJournal()).run())
+        run = asyncio.ensure_future(Controller(small, Environment(*parts, ListJournal())).run())
         await executions.ending.wait()
         if interrupt:
             run.cancel()
@@ -451,12 +455,14 @@ def test_the_view_tells_what_is_awaited():
     async def main() -> None:
         controller = Controller(
             config(),
-            VirtualClock(),
-            RandomQueries(),
-            RandomExecutions(0),
-            SimMaterializer(lambda _: [15.0, 15.0]),
-            RandomCells(0, 0),
-            ListJournal(),
+            Environment(
+                VirtualClock(),
+                RandomQueries(),
+                RandomExecutions(0),
+                SimMaterializer(lambda _: [15.0, 15.0]),
+                RandomCells(0, 0),
+                ListJournal(),
+            ),
         )
         run = asyncio.ensure_future(controller.run())
         while not run.done():

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from live_fleet import make_policy, micro_step, run_config, running
 
-from gyre.control.base import Member, ReadyGroup, Ticket
+from gyre.control.base import Environment, Member, ReadyGroup, Ticket
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RecoverySection
@@ -45,7 +46,7 @@ class Instant:
     def harness(self, ticket: Ticket) -> str:
         return "none"
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         return Outcome(execution_id=ticket.execution_id, validity=Validity.VALID, reward=1.0, cause="completed")
 
 
@@ -121,7 +122,7 @@ async def one_cell(fleet: Fleet, checkpoint: str) -> dict[str, torch.Tensor]:
 
 async def train(fleet: Fleet, cells: LiveCells) -> Saboteur:
     saboteur = Saboteur(fleet)
-    controller = Controller(SCHEDULER, SystemClock(), Instant(), Instant(), saboteur, cells, saboteur)
+    controller = Controller(SCHEDULER, Environment(SystemClock(), Instant(), Instant(), saboteur, cells, saboteur))
     watch = asyncio.ensure_future(EngineWatch(fleet, SystemClock(), stall_s=4.0).run())
     try:
         async with asyncio.timeout(200):

@@ -7,7 +7,15 @@ from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from gyre.core.events import Event, ExecutionClosed, ExecutionStarted, InvariantBroken, ProcessLost, RunStarted
+from gyre.core.events import (
+    Event,
+    ExecutionClosed,
+    ExecutionStarted,
+    ExecutionTerminated,
+    InvariantBroken,
+    ProcessLost,
+    RunStarted,
+)
 from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validity
 from gyre.store import RunDir
 
@@ -57,6 +65,7 @@ def hostile_events() -> list[Event]:
     return [
         RunStarted(t=0.0, run_id=HOSTILE, resumed_from=4),
         ExecutionStarted(t=1.0, execution_id="9-0", group=99, query=HOSTILE, harness=HOSTILE),
+        ExecutionTerminated(t=2.0, execution_id="9-0", group=99, seconds=1.0),
         ExecutionClosed(
             t=2.0,
             execution_id="9-0",

@@ -50,6 +50,13 @@ def test_valid_rewards(tmp_path: Path, files: dict[str, str], expected: tuple[fl
         # The file wins even when it is broken: a verifier that meant it must not be overruled by another one.
         ({"reward_json": "x", "reward_txt": "1"}, "not JSON"),
         ({"reward_txt": "1" * (1 << 21)}, "larger than"),
+        ({"reward_json": '{"reward": 0, "reward": 1}'}, "names 'reward' twice"),
+        ({"reward_json": '{"reward": 1, "\\ud800": 1}'}, "no text"),
+        ({"reward_json": '{"reward": NaN}'}, "not finite"),
+        ({"reward_json": '{"reward": -Infinity}'}, "not finite"),
+        ({"reward_json": '{"reward": {"reward": 1}}'}, "not an object of numbers"),
+        ({"reward_json": '{"reward": 1' + "0" * 5000 + "}"}, "not JSON"),
+        ({"reward_txt": "1,5"}, "not a number"),
     ],
 )
 def test_refused_rewards(tmp_path: Path, files: dict[str, str], why: str) -> None:
@@ -120,7 +127,7 @@ async def test_a_cancelled_digest_reads_no_further(tmp_path: Path, monkeypatch: 
     read: list[str] = []
     reading, cancelled = threading.Event(), threading.Event()
 
-    def entry(path: str) -> tuple[int, bytes, list[str]]:
+    def entry(path: str, over: object) -> tuple[int, bytes, list[str]]:
         read.append(path)
         reading.set()
         assert cancelled.wait(10)
@@ -132,5 +139,37 @@ async def test_a_cancelled_digest_reads_no_further(tmp_path: Path, monkeypatch: 
     running.cancel()
     await asyncio.wait({running})
     cancelled.set()
-    await asyncio.get_running_loop().shutdown_default_executor()
+    # The thread has ended when another takes its place.
+    await asyncio.gather(*(asyncio.wrap_future(artifact._readers.submit(int)) for _ in range(64)))
     assert len(read) == 1
+
+
+async def test_holes_are_not_read_and_count_as_the_zeros_that_they_stand_for(tmp_path: Path) -> None:
+    sparse, written = tmp_path / "sparse", tmp_path / "written"
+    for directory in (sparse, written):
+        directory.mkdir()
+        (directory / "file").write_bytes(b"start" + bytes(3 << 16))
+    os.truncate(sparse / "file", 5)
+    os.truncate(sparse / "file", 5 + (3 << 16))
+    assert await digest(sparse) == await digest(written)
+    (written / "file").write_bytes(b"start" + bytes(3 << 16) + b"\0")
+    assert await digest(sparse) != await digest(written)
+    # 60 files of 1 TiB: unreadable, were holes read.
+    for number in range(60):
+        with (sparse / f"hole{number}").open("wb") as file:
+            file.truncate(1 << 40)
+    assert await digest(sparse, timeout_s=30) != artifact.UNREAD
+
+
+async def test_a_digest_that_takes_too_long_is_unread(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert await digest(tmp_path, timeout_s=-1) == artifact.UNREAD
+
+
+async def test_a_digest_changes_with_the_last_byte_of_any_block(tmp_path: Path) -> None:
+    seen = set()
+    for size in (1, artifact.BLOCK - 1, artifact.BLOCK, artifact.BLOCK + 1):
+        for last in (b"\0", b"1"):
+            (tmp_path / "file").write_bytes(bytes(size - 1) + last)
+            seen.add(await digest(tmp_path))
+    assert len(seen) == 8

@@ -9,9 +9,10 @@ import pytest
 from proxy_app import App, plain_client, running_app
 from proxy_fakes import ScriptedEngine, logprob, tool_call, until
 
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord
 from gyre.proxy.base import SessionSpec
+from gyre.trajectory.render import RenderError
 from gyre.trajectory.tree import TrajectoryTree
 
 LONG = "abcdefghij" * 8
@@ -147,34 +148,6 @@ async def test_holding_too_long_is_503_with_retry_after_before_the_first_byte(pr
         assert response.headers["retry-after"]
         assert response.json()["error"]["type"] == "overloaded_error"
         assert (await app.proxy.stats()).harness_errors_from_transitions == 1
-
-
-async def test_retry_of_a_running_call_attaches(proxy_tokenizer: Any) -> None:
-    async with running_app(proxy_tokenizer, answer) as app:
-        gate = Gate(app.engines[0])
-        first = asyncio.create_task(post(app, BODY))
-        await gate.reached.wait()
-        second = asyncio.create_task(post(app, BODY))
-        await until(lambda: app.session().counts["attached"])
-        gate.open()
-        assert (await first).content == (await second).content
-        assert len(app.engines[0].requests) == 1
-        assert len(app.sink.records) == 1
-
-
-async def test_retry_of_a_finished_call_replays_its_bytes(proxy_tokenizer: Any) -> None:
-    async with running_app(proxy_tokenizer, answer) as app:
-        first = await post(app, BODY)
-        digest = app.session().tree.digest()
-        moved = {**BODY, "messages": [{"role": "user", "content": [
-            {"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]}]}  # fmt: skip
-        assert (await post(app, moved)).content == first.content
-        whole = await post(app, {**BODY, "stream": False})
-        assert whole.json()["content"] == [{"type": "text", "text": LONG}]
-        assert len(app.engines[0].requests) == 1
-        assert app.session().tree.digest() == digest
-        summary = await app.proxy.close_session("g0-0")
-        assert (summary.calls, summary.retries_replayed, summary.retries_attached, summary.orphans) == (1, 2, 0, 0)
 
 
 async def test_another_agent_with_the_same_request_is_another_call(proxy_tokenizer: Any) -> None:
@@ -385,3 +358,82 @@ async def test_calls_of_one_execution_run_side_by_side(proxy_tokenizer: Any) -> 
         gate.open()
         assert {deltas(response.text) for response in await asyncio.gather(*running)} == {LONG}
         assert sorted(record.seq for record in app.sink.records) == list(range(5))
+
+
+async def test_the_summary_tells_whole_answers_from_cut_ones(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        await post(app, {**BODY, "max_tokens": 20})
+        assert app.session()._service.last_answer == "cut"
+        await post(app, BODY)
+        await post(app, {**BODY, "model": "small-model"})
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.calls, summary.cut_answers, summary.last_answer) == (2, 1, "whole")
+        assert (summary.failed_calls, summary.unserved) == ({}, 0)
+
+
+async def test_the_summary_says_that_a_failed_call_was_made_good(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, hold_s=0.05) as app:
+        app.router.set_routes([])
+        assert (await post(app, BODY)).status_code == 503
+        assert app.session()._service.unserved == 1
+        app.router.set_routes([app.route(0)])
+        # In another form: it is the same question.
+        assert (await post(app, {**BODY, "max_tokens": 400, "stream": False})).status_code == 200
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.failed_calls, summary.unserved, summary.last_answer) == ({"no_engine": 1}, 0, "whole")
+
+
+async def test_the_summary_tells_an_outage_from_the_harness_s_own_errors(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, max_context=300) as app:
+        await post(app, BODY)
+        too_long = {**BODY, "messages": [{"role": "user", "content": "x" * 300}]}
+        assert (await post(app, too_long)).status_code == 400
+        app.engines[0].fail = InvariantViolation("broken")
+        for question in ("one", "two", "two"):
+            asked = {**BODY, "messages": [{"role": "user", "content": question}]}
+            assert (await post(app, asked)).status_code == 500
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.failed_calls, summary.unserved, summary.last_answer) == ({"error": 3}, 2, "failed")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_the_summary_counts_calls_that_waited_for_an_engine_in_vain(proxy_tokenizer: Any, leaves: bool) -> None:
+    """The harness gave up, or its time was over."""
+    async with running_app(proxy_tokenizer, answer) as app:
+        app.router.set_routes([])
+        waiting = asyncio.create_task(post(app, BODY))
+        await until(lambda: app.router.held)
+        if leaves:
+            waiting.cancel()
+            await until(lambda: not app.session().running)
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.failed_calls, summary.unserved, summary.last_answer) == ({"no_engine": 1}, 1, "failed")
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_client_that_leaves_a_working_engine_is_no_failure_of_the_platform(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        gate = Gate(app.engines[0])
+        running = asyncio.create_task(post(app, BODY))
+        await gate.reached.wait()
+        running.cancel()
+        await until(lambda: app.sink.records)
+        summary = await app.proxy.close_session("g0-0")
+        assert (summary.orphans, summary.failed_calls, summary.unserved, summary.last_answer) == (1, {}, 0, "none")
+
+
+async def test_a_template_that_fails_is_the_platform_s_failure_and_final(
+    proxy_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_app(proxy_tokenizer, answer) as app:
+        digest = app.session().tree.digest()
+
+        def fail(_: object) -> None:
+            raise RenderError("The template failed.")
+
+        monkeypatch.setattr(app.session().tree._renderer, "render", fail)
+        response = await post(app, BODY)
+        assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
+        assert response.json()["error"]["message"] == "The template failed."
+        assert app.session().tree.digest() == digest
+        assert (await app.proxy.close_session("g0-0")).failed_calls == {"error": 1}

@@ -2,16 +2,19 @@
 
 import asyncio
 import errno
+import math
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec import json
 from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.errors import ConfigError, GyreError
 from gyre.core.records import Validity
-from gyre.runner.config import RunnerConfig
+from gyre.evaluation import EvaluationSection
+from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.runner.worker import LocalRunner
 from gyre.store import RunStore
 
@@ -28,7 +31,8 @@ async def runner(tmp_path: Path, shell_root: Path, store: RunStore) -> AsyncIter
         run_dir=str(tmp_path / "run"),
         window=WINDOW,
         harness_root=str(shell_root),
-        max_boots=2,
+        section=RunnerSection(boots=2),
+        evaluation=EvaluationSection(retry_s=0.0),
     )
     runner = LocalRunner(config, store)
     yield runner
@@ -197,3 +201,72 @@ async def test_shutdown_leaves_no_outcome_so_that_a_resumed_run_starts_again(
     await runner.shutdown()
     assert store.outcome("e-0") is None
     assert await runner.running() == []
+
+
+HOSTILE_GRADERS = {
+    "1e200": "echo 1e200 > /logs/verifier/reward.txt",
+    "a surrogate": """printf '{"reward": 0.5, "\\\\ud800": 1}' > /logs/verifier/reward.json""",
+    "NaN": """echo '{"reward": NaN}' > /logs/verifier/reward.json""",
+    "twice": """echo '{"reward": 0, "reward": 1}' > /logs/verifier/reward.json""",
+    "deep": """printf '[%.0s' $(seq 100000) > /logs/verifier/reward.json""",
+    "not UTF-8": r"""printf '\\xff\\xfe' > /logs/verifier/reward.txt""",
+    "a pipe": "mkfifo /logs/verifier/reward.json",
+    "a link": "ln -s /etc/passwd /logs/verifier/reward.txt",
+    "a directory": "mkdir /logs/verifier/reward.json",
+    "huge": "head -c 3000000 /dev/zero > /logs/verifier/reward.txt",
+    "no permission": "echo 1 > /logs/verifier/reward.txt; chmod 0 /logs/verifier/reward.txt /logs/verifier",
+    "a killed grader": "kill -9 $$",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_GRADERS)
+async def test_nothing_that_a_grader_writes_is_raised_by_the_runner(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, name: str
+) -> None:
+    await runner.start(make_spec("e-0", write_task("echo x > out", HOSTILE_GRADERS[name])))
+    report = await runner.wait("e-0")
+    assert store.outcome("e-0") == report.outcome
+    assert math.isfinite(report.outcome.reward)
+    json.encode(report)
+
+
+HOSTILE_WORKSPACES = {
+    "names that are no text": r"""touch "$(printf 'a\\xff\\xfe')" "$(printf 'new\\nline')" -- '-rf'""",
+    "no permissions": "mkdir d; touch d/f; chmod 0 d/f d .",
+    "pipes and sockets": """mkfifo p; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("s")'""",
+    "loops of links": "ln -s . self; ln -s a b; ln -s b a; ln -s / root",
+    "holes": "for i in $(seq 20); do truncate -s 1000M h$i; done",
+    "a deep tree": "for i in $(seq 300); do mkdir ddddddddddddd; cd ddddddddddddd; done",
+    "a long error": r"""printf 'x%.0s' $(seq 100000) >&2; printf '\\xff\\ud800' >&2; exit 1""",
+    "itself removed": "rm -rf -- * .[!.]*; rmdir . ; true",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_WORKSPACES)
+async def test_nothing_that_a_workspace_contains_is_raised_by_the_runner(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, name: str
+) -> None:
+    await runner.start(make_spec("e-0", write_task(HOSTILE_WORKSPACES[name])))
+    report = await runner.wait("e-0")
+    assert store.outcome("e-0") == report.outcome
+    json.encode(report)
+
+
+async def test_an_error_of_the_runner_itself_ends_the_execution_alone(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise KeyError("\ud800")
+
+    monkeypatch.setattr(runner._evaluator, "preserve", broken)
+    await runner.start(make_spec("e-0", write_task("echo x > out")))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.UNRESOLVED, "runner_error")
+    assert "KeyError" in outcome.message
+    assert store.outcome("e-0") == outcome
+
+
+async def test_a_variable_that_no_process_can_be_given_is_no_work(runner: LocalRunner, write_task: TaskWriter) -> None:
+    await runner.start(make_spec("e-0", write_task("true", manifest='[environment.env]\n"A\\u0000B" = "1"')))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")

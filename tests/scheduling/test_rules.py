@@ -7,7 +7,7 @@ from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.order import LongestFirst, make_order
 from gyre.scheduling.policies import Decision, make_policy
 from gyre.scheduling.rules import Situation, SupplyTimer, batch_may_open
-from gyre.scheduling.staleness import StalenessAccount, continuous_excess, expected_staleness
+from gyre.scheduling.staleness import StalenessAccount, expected_staleness
 
 
 def config(**changes) -> SchedulerConfig:
@@ -119,7 +119,6 @@ def test_a_wrong_staleness_breaks_the_identity():
 
 def test_mean_staleness_of_the_paper():
     assert expected_staleness(phi=1.5, mu=1) == expected_staleness(phi=0.5, mu=3) == expected_staleness(phi=0, mu=4)
-    assert continuous_excess(mu=1, batch_groups=32, ready=8) == 1.25
 
 
 def test_launch_orders():

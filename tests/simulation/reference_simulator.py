@@ -14,6 +14,8 @@ class Reference:
         self.K, self.C_e, self.C_s, self.nodes, self.B, self.N = K, C_e, C_s, nodes, B, len(dur[0])
         self.tau, self.rho = times.get("tau", 60.0), times.get("rho", 0.125)
         self.publication, self.parts = times.get("publication", 60.0), times.get("parts", 4)
+        self.grading, self.graders = times.get("grading", 0.0), times.get("graders")
+        self.graded_at_once, self.ungraded = 0, deque()
         self.r2t, self.t2r = times.get("r2t", 8.52), times.get("t2r", 3.46)
         self.depth = round((phi + mu) * B)
         self.now, self.sequence, self.heap = 0.0, itertools.count(), []
@@ -107,6 +109,23 @@ class Reference:
     def terminate(self, group):
         self.running -= 1
         self.outstanding -= 1
+        if self.grading == 0:
+            self.graded(group)
+            return
+        self.ungraded.append(group)
+        self.grade()
+
+    def grade(self):
+        while self.ungraded and (self.graders is None or self.graded_at_once < self.graders):
+            self.graded_at_once += 1
+            self.at(self.grading, lambda group=self.ungraded.popleft(): self.leaves_grader(group))
+
+    def leaves_grader(self, group):
+        self.graded_at_once -= 1
+        self.grade()
+        self.graded(group)
+
+    def graded(self, group):
         self.open_members[group] -= 1
         if self.open_members[group] == 0:
             self.ready.append(group)

@@ -5,9 +5,8 @@ import statistics
 import msgspec
 import pytest
 
-from gyre.simulation import calibrate
-from gyre.simulation.experiment import run_row
-from gyre.simulation.rows import ROWS
+from gyre.simulation.paper import calibrate
+from gyre.simulation.paper.rows import ROWS, run_row
 from gyre.simulation.workload import WorkloadParams
 
 

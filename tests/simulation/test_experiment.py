@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from gyre.core.events import Event, GroupDispatched, LedgerSampled, Published, StepDone
 from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.order import LongestFirst
-from gyre.scheduling.staleness import continuous_excess, expected_staleness
+from gyre.scheduling.staleness import expected_staleness
 from gyre.simulation.clock import VirtualTimeExceeded
 from gyre.simulation.experiment import Drawn, Layout, simulate
+from gyre.simulation.paper.rows import ROWS
 from gyre.simulation.plan import alternatives, plan
 from gyre.simulation.recording import read_recording
-from gyre.simulation.rows import ROWS
 from gyre.simulation.workload import Workload, WorkloadParams
 
 SMALL = SchedulerConfig(B=4, N=4, mu=2, phi=0.5, K=3, C_e=16, max_steps=6)
@@ -66,7 +66,7 @@ def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
             ready = [event.ready for event in after if isinstance(event, LedgerSampled)]
     assert means["boundary"] == pytest.approx(expected_staleness(phi=1.0, mu=mu), rel=0.02)
     assert len(ready) == 120 // mu - 1
-    excess = continuous_excess(mu=mu, batch_groups=4, ready=statistics.mean(ready[20:]))
+    excess = mu + statistics.mean(ready[20:]) / 4
     assert means["continuous"] - means["boundary"] == pytest.approx(excess, rel=0.03)
 
 

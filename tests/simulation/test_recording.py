@@ -1,15 +1,16 @@
 """A journal as a workload: the run again, exactly, and what-if."""
 
+import msgspec
 import pytest
 
-from gyre.control.base import Ticket
+from gyre.control.base import Environment, Ticket
 from gyre.control.controller import Controller
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event, RunStarted
 from gyre.scheduling.config import SchedulerConfig
 from gyre.simulation.cli import from_run
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.executions import FixedExecutions
+from gyre.simulation.executions import FixedExecutions, Graders
 from gyre.simulation.recording import load_run, read_recording, replay_run
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
@@ -42,12 +43,14 @@ def recorded() -> list[Event]:
         clock = VirtualClock()
         await Controller(
             CONFIG,
-            clock,
-            _Queries(),
-            FixedExecutions(clock, seconds),
-            SimMaterializer(lambda group: [1.0 + group.group % 3, 7.0][: group.group % 3]),
-            SimCells(clock, TIMES, nodes=1),
-            MemoryJournal(events.append),
+            Environment(
+                clock,
+                _Queries(),
+                FixedExecutions(clock, seconds, lambda ticket: 3.0 * (ticket.member + 1), Graders(clock, 2)),
+                SimMaterializer(lambda group: [1.0 + group.group % 3, 7.0][: group.group % 3]),
+                SimCells(clock, TIMES, nodes=1),
+                MemoryJournal(events.append),
+            ),
         ).run()
 
     run_virtual(main())
@@ -58,7 +61,7 @@ def test_the_replay_of_a_run_is_the_run():
     events = recorded()
     recording = read_recording(events)
     assert recording.times == TIMES
-    again = replay_run(recording, CONFIG)
+    again = replay_run(msgspec.structs.replace(recording, graders=2), CONFIG)
     stats = RunStats()
     for event in events:
         stats.read(event)

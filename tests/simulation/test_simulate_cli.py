@@ -8,9 +8,9 @@ import pytest
 from gyre.cli.main import main
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
-from gyre.simulation import beyond, cli, table1
-from gyre.simulation.experiment import Layout, run_row, simulate
-from gyre.simulation.rows import ROWS
+from gyre.simulation.experiment import Layout, simulate
+from gyre.simulation.paper import beyond, cli, table1
+from gyre.simulation.paper.rows import ROWS, run_row
 from gyre.simulation.workload import WorkloadParams
 from gyre.store.timeline import ready_groups
 

@@ -3,14 +3,15 @@
 import json
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_simulator import Reference
 
 from gyre.core.errors import ConfigError
-from gyre.simulation.rows import ROWS, find_row
-from gyre.simulation.trace import Trace, TraceParams, load_trace, replay, trace_config, trace_row
+from gyre.simulation.paper.rows import ROWS, find_row
+from gyre.simulation.paper.trace import Trace, TraceParams, load_trace, replay, trace_config, trace_row
 
 
 def reference(trace: Trace, row, steps: int):
@@ -31,6 +32,8 @@ def reference(trace: Trace, row, steps: int):
         B=config.B,
         tau=trace.params.tau_s,
         rho=trace.params.rho_min,
+        grading=trace.params.grading_s,
+        graders=trace.params.graders,
     ).run()
 
 
@@ -59,14 +62,21 @@ def test_paper_scale_rows_agree_with_the_reference(name):
     st.sampled_from([2, 4, 6]),
     st.sampled_from([0.0, 60.0, 600.0]),
     st.floats(0.02, 1.0),
+    st.sampled_from([0.0, 0.0, 30.0, 1000.0]),
+    st.sampled_from([None, 1, 3]),
 )
-def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, scale):
+def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, scale, grading, graders):
     rng = random.Random(seed)
     members = rng.randint(1, 4)
     dur = [[rng.lognormvariate(0.0, 0.8) * scale for _ in range(members)] for _ in range(40)]
     work = [rng.choice([0.0, rng.uniform(0.0, 0.5)]) for _ in dur]
     params = TraceParams(
-        B=batch, tau_s=tau, executions_per_node=rng.choice([1, 2, 3]), rho_min=rng.choice([0.125, 0.5])
+        B=batch,
+        tau_s=tau,
+        executions_per_node=rng.choice([1, 2, 3]),
+        rho_min=rng.choice([0.125, 0.5]),
+        grading_s=grading,
+        graders=graders,
     )
     check(Trace(dur=dur, work=work, params=params), name, steps)
 
@@ -82,6 +92,37 @@ def test_a_trace_file_is_read_with_its_overrides(tmp_path):
     assert result.step_end_hours[0] == pytest.approx(first)
     assert result.burst_end_hours[0] == pytest.approx(first + 60 / 3600)
     assert result.staleness_per_step == [[0, 0], [1, 1]]
+
+
+def test_graded_executions_hold_no_place_and_their_groups_wait_for_a_grader():
+    # Four executions of an hour on a capacity of two: the second pair starts while the first is graded.
+    trace = Trace(
+        dur=[[1.0, 1.0]],
+        work=[0.0],
+        params=TraceParams(
+            B=2,
+            mu=1,
+            phi=0.0,
+            cells=1,
+            pool_nodes=0,
+            nodes_per_cell=1,
+            executions_per_node=2,
+            tau_s=0.0,
+            rho_min=1.0,
+            grading_s=1800.0,
+        ),
+    )
+    ready = {
+        graders: replay(
+            Trace(dur=trace.dur, work=trace.work, params=msgspec.structs.replace(trace.params, graders=graders)),
+            find_row("E0"),
+            1,
+        ).step_end_hours[0]
+        for graders in (None, 2, 1)
+    }
+    moved = 8.52 / 3600
+    # One grader takes the four one after the other, from the end of the first pair on.
+    assert ready == pytest.approx({None: 2.5 + moved, 2: 2.5 + moved, 1: 3.0 + moved})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import asyncio
+import signal
 import time
 
 import pytest
@@ -60,3 +61,38 @@ def test_timers_run_at_late_times_too_and_not_for_ever():
 
     with pytest.raises(VirtualTimeExceeded, match="not over after 32 years"):
         run_virtual(late())
+
+
+def test_timers_of_one_instant_run_in_the_order_in_which_they_were_set():
+    seen: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        handles = [loop.call_at(5.0, seen.append, number) for number in range(200)]
+        for handle in handles[1::2]:
+            handle.cancel()
+        loop.call_at(1.0, loop.call_later, 4.0, seen.append, 1000)
+        await VirtualClock().sleep(6.0)
+
+    run_virtual(main())
+    assert seen == [*range(0, 200, 2), 1000]
+
+
+def test_a_callback_that_fails_is_reported_and_the_run_goes_on():
+    async def main() -> list[BaseException]:
+        loop, errors = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+        loop.call_later(1.0, [].pop)
+        await VirtualClock().sleep(2.0)
+        return errors
+
+    assert [type(error) for error in run_virtual(main())] == [IndexError]
+
+
+def test_an_interrupt_ends_the_run():
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(1.0, signal.raise_signal, signal.SIGINT)
+        await VirtualClock().sleep(1e6)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_virtual(main())

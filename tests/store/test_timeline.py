@@ -9,6 +9,7 @@ from synthetic_journal import K, journal
 from gyre.core.events import (
     ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     GroupReady,
     LedgerSampled,
     RunStarted,
@@ -16,7 +17,7 @@ from gyre.core.events import (
     TransitionFinished,
 )
 from gyre.store.journal import on_one_axis
-from gyre.store.timeline import ready_groups, role_spans, seconds_by_role, waterlevels
+from gyre.store.timeline import ready_groups, role_spans, waterlevels
 
 
 @settings(max_examples=25)
@@ -45,9 +46,12 @@ def test_spans_say_what_the_transitions_said() -> None:
             assert [s.activity for s in inside] in ([event.target], []), "a role that lasts no time has no span"
             switch = [s for s in spans[event.cell] if s.end == event.t]
             assert [s.activity for s in switch] == ["transition"]
-    seconds = seconds_by_role(spans)
-    assert seconds[2] == {"rollout": events[-1].t, "training": 0}
-    assert seconds[0]["training"] > seconds[1]["training"] > 0
+
+    def training(cell: int) -> float:
+        return sum(span.end - span.start for span in spans[cell] if span.activity == "training")
+
+    assert [(span.start, span.end, span.activity) for span in spans[2]] == [(0.0, events[-1].t, "rollout")]
+    assert training(0) > training(1) > 0
 
 
 def test_an_empty_journal_has_no_cells() -> None:
@@ -65,10 +69,11 @@ def test_waterlevels_are_d_minus_f() -> None:
 def test_waterlevel_falls_with_every_end_between_samples() -> None:
     sample = LedgerSampled(t=0.0, d=4, p=0, f=0, capacity=2, ready=0, roles=["rollout"])
     started = ExecutionStarted(t=1.0, execution_id="g0-0", group=0, query="q", harness="h")
-    closed = ExecutionClosed(
-        t=2.0, execution_id="g0-0", group=0, validity="valid", reward=1.0, cause="completed", seconds=1.0
+    ended = ExecutionTerminated(t=2.0, execution_id="g0-0", group=0, seconds=1.0)
+    graded = ExecutionClosed(
+        t=3.0, execution_id="g0-0", group=0, validity="valid", reward=1.0, cause="completed", seconds=2.0
     )
-    levels = waterlevels([started, sample, started, closed])
+    levels = waterlevels([started, sample, started, ended, graded])
     assert [(level.t, level.waterlevel, level.running) for level in levels] == [(0.0, 4, 0), (1.0, 4, 1), (2.0, 3, 0)]
 
 

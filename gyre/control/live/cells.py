@@ -68,6 +68,7 @@ class LiveCells:
         self._generation = 0
         """Of the prefix groups: one that lost a member is dead for good."""
         self._probes = 0
+        self.micro_steps_at_once = config.trainer.parallel.pipeline
 
     async def start(self, checkpoint: Path | None) -> None:
         """Makes version 0 (or the checkpoint's version) of the core the published one."""
@@ -107,7 +108,7 @@ class LiveCells:
 
     async def train(self, cell: int, work: MicroStep) -> WorkResult:
         # As many micro-steps as the cell has stages are under way, and this one may be the last of them.
-        seconds = self._deadlines.micro_step_s * self._config.trainer.parallel.pipeline
+        seconds = self._deadlines.micro_step_s * self.micro_steps_at_once
         result = await self._trainer(cell, lambda trainer: trainer.micro_step(work), seconds)
         return WorkResult(
             loss=result.loss,

@@ -6,34 +6,30 @@ directory.
 
 import random
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from gyre.control.live.devices import Placement, place
-from gyre.control.live.fit import Sizes, require_layout, require_servable
 from gyre.control.members import Limits
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
-from gyre.core.routing import expert_count
 from gyre.engines.base import Sampling
 from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
 from gyre.engines.sglang.config import SglangEngineConfig
+from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
-from gyre.launch import section as launch
-from gyre.launch.section import HereSection, LaunchSection, RaySection
+from gyre.launch.section import HereSection, LaunchSection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
-from gyre.runner.config import RunnerConfig
-from gyre.scheduling.config import SchedulerConfig, require
+from gyre.runner.config import RunnerConfig, RunnerSection
+from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
-from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig, require_trainable
+from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
-from gyre.trajectory.families import FAMILIES
-from gyre.transport import section as transport
 from gyre.transport.section import ShmSection, TransportSection
 
 
@@ -129,6 +125,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     policy: PolicySection
     tasks: TasksSection
     harness: HarnessSection
+    runner: RunnerSection = RunnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
     scheduler: SchedulerConfig
     engine: EngineSection = LocalSection()
@@ -180,6 +178,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             run_dir=str(run_dir.root),
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
+            section=self.runner,
+            evaluation=self.evaluation,
         )
 
     def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
@@ -215,103 +215,4 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             group_timeout_s=self.trainer.group_timeout_s,
             threads=self.trainer.threads,
             seed=self.seed,
-        )
-
-
-def check(config: RunConfig, where: str) -> None:
-    """Refuses what can be known to fail before anything starts. Raises ConfigError naming `where` and the key."""
-    try:
-        require(config.scheduler)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    for name in ("config.json", "model*.safetensors", "tokenizer.json"):
-        if not any(config.policy.model.glob(name)):
-            raise ConfigError(
-                f"{where}: policy.model = {config.policy.model} has no {name}; "
-                "give a Hugging Face model directory with safetensors weights and a tokenizer"
-            )
-    if config.policy.renderer not in FAMILIES:
-        raise ConfigError(
-            f'{where}: policy.renderer = "{config.policy.renderer}" is no model family; '
-            f"use one of {', '.join(sorted(FAMILIES))}"
-        )
-    budgets = config.harness.budgets
-    if budgets.overall_s <= budgets.harness_s:
-        raise ConfigError(
-            f"{where}: harness.budgets.overall_s = {budgets.overall_s:g} ends an execution before harness_s = "
-            f"{budgets.harness_s:g} could, so no harness timeout would be graded; it must be larger"
-        )
-    if config.rollout.max_new_tokens >= config.rollout.max_context:
-        raise ConfigError(
-            f"{where}: rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
-            f"rollout.max_context = {config.rollout.max_context}; it must be smaller"
-        )
-    if config.rollout.port is not None and config.rollout.proxy_workers > 1:
-        raise ConfigError(
-            f"{where}: rollout.port = {config.rollout.port} is one proxy worker's, and rollout.proxy_workers = "
-            f"{config.rollout.proxy_workers}; leave one of them out"
-        )
-    if config.rollout.top_p != 1.0:
-        raise ConfigError(
-            f"{where}: rollout.top_p = {config.rollout.top_p}: engines sample the whole distribution, "
-            "so that behaviour log-probs are exact; it must be 1.0"
-        )
-    try:
-        config.engine.require(config.rollout.max_context)
-        transport.require(config.transport)
-        launch.require(config.launch)
-        if isinstance(config.launch, RaySection):
-            _check_cluster(config, config.launch)
-        else:
-            _check_devices(config)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    try:
-        model = msgspec.json.decode((config.policy.model / "config.json").read_bytes(), type=dict[str, Any])
-        require_trainable(model, f"{where}: policy.model = {config.policy.model}")
-        sizes = msgspec.convert(model, Sizes)
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{where}: config.json of policy.model = {config.policy.model} is not that of a language model ({error})"
-        ) from None
-    if config.trainer.replay_routing and not expert_count(model):
-        raise ConfigError(
-            f"{where}: trainer.replay_routing = true, but policy.model = {config.policy.model} has no experts "
-            "whose choice could be replayed; set it to false"
-        )
-    try:
-        require_layout(config.trainer.parallel, sizes, str(config.policy.model))
-        require_servable(config.engine, sizes, str(config.policy.model))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _check_devices(config: RunConfig) -> None:
-    config.placement()
-    if config.engine.gpus and not config.devices.ids:
-        raise ConfigError(
-            "the engines run on GPUs and devices.ids lists none; name those of this machine, "
-            'such as ids = ["0", "1"], or set engine.device = "cpu"'
-        )
-
-
-def _check_cluster(config: RunConfig, section: RaySection) -> None:
-    if config.devices.ids:
-        raise ConfigError(
-            "devices.ids lists GPUs of this machine, and with launch.kind = ray the nodes say which they have; "
-            "leave [devices] out"
-        )
-    if isinstance(config.transport, ShmSection):
-        raise ConfigError(
-            "transport.kind = shm ends at the machine, and with launch.kind = ray cells may be on several; "
-            "set transport.kind = mooncake"
-        )
-    if config.engine.gpus and not section.gpus:
-        raise ConfigError(
-            'the engines run on GPUs and launch.gpus is false; leave it out, or set engine.device = "cpu"'
-        )
-    if config.engine.sender_gpu:
-        raise ConfigError(
-            f'engine.sender_gpu = "{config.engine.sender_gpu}" names a GPU of this machine, and with launch.kind = ray '
-            "engines may be on several; leave it out to broadcast from host memory"
         )

@@ -3,6 +3,7 @@
 import hashlib
 
 from gyre.control.base import ReadyGroup
+from gyre.control.live.config import AdmissionSection, TrainerSection
 from gyre.control.state import ControlState
 from gyre.core.records import Validity
 from gyre.store import RunStore
@@ -18,27 +19,18 @@ class LiveMaterializer:
     """Reads the run store; deterministic for a run seed and the group's records."""
 
     def __init__(
-        self,
-        store: RunStore,
-        state: ControlState,
-        *,
-        j_max: int | None,
-        budget_tokens: int,
-        replicas: int,
-        share_prefixes: bool,
-        seed: int,
+        self, store: RunStore, state: ControlState, admission: AdmissionSection, trainer: TrainerSection, seed: int
     ) -> None:
-        """`state` is what the run started from. `replicas` of a cell share out a micro-step; `budget_tokens` is what
-        one of them takes in a pass."""
+        """`state` is what the run started from."""
         self._store = store
         self._state = state
-        self._j_max = j_max
-        self._budget_tokens = budget_tokens
-        self._replicas = replicas
-        self._share_prefixes = share_prefixes
+        self._admission = admission
+        self._trainer = trainer
         self._seed = seed
 
     async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[MicroStep]:
+        admission = self._admission
+        j_max = None if admission.J_max == "all" else admission.J_max
         advantages = group_advantages(group.outcomes)
         executions: list[ExecutionRows] = []
         for outcome in group.outcomes:
@@ -51,17 +43,17 @@ class LiveMaterializer:
                 executions.append(dummy_execution(execution_id, advantage=advantage))
                 continue
             tree = TrajectoryTree.from_records(records)
-            admitted = admit(tree, j_max=self._j_max, seed=self._stream(execution_id))
+            admitted = admit(tree, j_max=j_max, seed=self._stream(execution_id))
             built = build_execution(tree, admitted, advantage=advantage, batch_executions=batch_executions)
             newest = self._state.newest_surviving(execution_id)
             executions.append(built if newest is None else without_discarded(built, newest))
         return pack(
             group.group,
             executions,
-            budget_tokens=self._budget_tokens,
+            budget_tokens=admission.micro_step_tokens,
             micro_step_prefix=f"g{group.group}",
-            replicas=self._replicas,
-            share_prefixes=self._share_prefixes,
+            replicas=self._trainer.parallel.data,
+            share_prefixes=self._trainer.share_prefixes,
         )
 
     def _stream(self, execution_id: str) -> int:

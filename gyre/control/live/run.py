@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import json
 
-from gyre.control.base import EssentialLost
+from gyre.control.base import Environment, EssentialLost
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RunConfig
@@ -26,7 +26,6 @@ from gyre.proxy.base import ProxyControl
 from gyre.store import RunDir, RunStore
 from gyre.store.rundir import Checkpoint
 from gyre.tasks import load_tasks
-from gyre.training.base import MicroStep
 from gyre.transport.rendezvous import StoreServer
 
 VIEW_INTERVAL_S = 0.5
@@ -55,128 +54,135 @@ class StoreJournal:
             self.stepped.set()
 
 
-async def run(config: RunConfig, run_dir: RunDir, resume_from: Checkpoint | None, on_view: OnView) -> None:
-    """Trains until the configured step. Cancel it to interrupt: executions end first, then every process.
+class Run:
+    """One run directory being trained, through as many starts of its processes as that takes."""
 
-    `resume_from` is the checkpoint that a resumed run goes on from; None is a fresh start. When the core's trainer, the
-    proxy or the runner is lost, the run goes back to its last checkpoint by itself, once per checkpoint. Raises the
-    first failure that this does not repair.
-    """
-    store = run_dir.open_store()
-    clock = SystemClock()
-    journal = StoreJournal(store)
-    went_back_to: set[int] = set()
-    try:
+    def __init__(self, config: RunConfig, run_dir: RunDir, on_view: OnView) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._on_view = on_view
+        self._clock = SystemClock()
+        self._store = run_dir.open_store()
+        self._journal = StoreJournal(self._store)
+
+    async def train(self, checkpoint: Checkpoint | None) -> None:
+        """Trains until the configured step. Cancel it to interrupt: executions end first, then every process.
+
+        `checkpoint` is what a resumed run goes on from; None is a fresh start. When the core's trainer, the proxy or
+        the runner is lost, the run goes back to its last checkpoint by itself, once per checkpoint. Raises the first
+        failure that this does not repair.
+        """
+        journal, clock = self._journal, self._clock
+        try:
+            await self._through_losses(checkpoint)
+        except asyncio.CancelledError:
+            journal.write(RunFinished(t=clock.now(), reason="interrupted"))
+            raise
+        except BaseException as error:
+            journal.write(RunFinished(t=clock.now(), reason="failed", detail=str(error)))
+            raise
+        else:
+            journal.write(RunFinished(t=clock.now(), reason="completed"))
+        finally:
+            self._store.close()
+
+    async def _through_losses(self, checkpoint: Checkpoint | None) -> None:
+        went_back_to: set[int] = set()
         while True:
             try:
-                await _run(config, run_dir, resume_from, store, clock, journal, on_view)
-                break
+                await self._start(checkpoint)
+                return
             except EssentialLost as error:
-                resume_from = run_dir.latest_checkpoint()
-                version = resume_from.version if resume_from else 0
+                checkpoint = self._run_dir.latest_checkpoint()
+                version = checkpoint.version if checkpoint else 0
                 if version in went_back_to:
                     raise GyreError(
                         f"{error}; the run has gone back to version {version} before: remove the cause, "
-                        f"then continue with gyre train --resume {run_dir.root}"
+                        f"then continue with gyre train --resume {self._run_dir.root}"
                     ) from error
                 went_back_to.add(version)
-    except asyncio.CancelledError:
-        journal.write(RunFinished(t=clock.now(), reason="interrupted"))
-        raise
-    except BaseException as error:
-        journal.write(RunFinished(t=clock.now(), reason="failed", detail=str(error)))
-        raise
-    else:
-        journal.write(RunFinished(t=clock.now(), reason="completed"))
-    finally:
-        store.close()
 
+    async def _start(self, checkpoint: Checkpoint | None) -> None:
+        """From one (re)start to the end of all its processes. Raises EssentialLost when it must start again."""
+        store, journal, clock = self._store, self._journal, self._clock
+        state = resume_state(store.events(), store.outcomes(), checkpoint.version if checkpoint else 0)
+        state = state if checkpoint or state.next_group else FRESH
+        resumed_from = None if state is FRESH else state.version
+        journal.write(RunStarted(t=clock.now(), run_id=self._run_dir.root.name, resumed_from=resumed_from))
+        async with open_launcher(self._config, self._run_dir) as launcher:
+            rendezvous = StoreServer(launcher.host)
+            fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address)
+            try:
+                await fleet.start()
+                await self._control(fleet, state, checkpoint)
+            except (PeerLost, EssentialLost) as error:
+                # Whoever noticed it: the end of the proxy or the runner is told once, here.
+                loss = await _essential_loss(fleet)
+                if loss is None:
+                    raise
+                name, detail = loss
+                journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
+                raise EssentialLost(detail) from error
+            finally:
+                await fleet.close()
 
-async def _run(
-    config: RunConfig,
-    run_dir: RunDir,
-    resume_from: Checkpoint | None,
-    store: RunStore,
-    clock: SystemClock,
-    journal: StoreJournal,
-    on_view: OnView,
-) -> None:
-    """From one (re)start to the end of all its processes. Raises EssentialLost when it must start again."""
-    state = resume_state(store.events(), store.outcomes(), resume_from.version if resume_from else 0)
-    state = state if resume_from or state.next_group else FRESH
-    journal.write(
-        RunStarted(t=clock.now(), run_id=run_dir.root.name, resumed_from=None if state is FRESH else state.version)
-    )
-    async with open_launcher(config, run_dir) as launcher:
-        rendezvous = StoreServer(launcher.host)
-        fleet = Fleet(launcher, config, run_dir, rendezvous.address)
-        try:
-            await fleet.start()
-            await _train(config, run_dir, resume_from, state, fleet, store, clock, journal, on_view)
-        except (PeerLost, EssentialLost) as error:
-            # Whoever noticed it: the end of the proxy or the runner is told once, here.
-            loss = await _essential_loss(fleet)
-            if loss is None:
-                raise
-            name, detail = loss
-            journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
-            raise EssentialLost(detail) from error
-        finally:
-            await fleet.close()
+    async def _control(self, fleet: Fleet, state: ControlState, checkpoint: Checkpoint | None) -> None:
+        """The controller and the watchers of one start."""
+        config, clock, stall_s = self._config, self._clock, self._config.recovery.stall_s
+        vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
+        cells = LiveCells(fleet, self._run_dir, config, vocabulary)
+        await cells.start(checkpoint.path if checkpoint else None)
+        controller = Controller(config.scheduler, self._environment(fleet, cells, state), state, config.limits())
+        await _first_of(
+            controller.run(),
+            _watch(fleet),
+            _end_silent(fleet, clock, stall_s),
+            EngineWatch(fleet, clock, stall_s).run(),
+            self._show(controller),
+            self._sample_proxy(fleet.proxy),
+        )
+        self._on_view(controller.view())
+        await self._write_proxy_counters(fleet.proxy)
 
+    def _environment(self, fleet: Fleet, cells: LiveCells, state: ControlState) -> Environment:
+        config = self._config
+        tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
+        most_idle = config.scheduler.B * config.scheduler.N
+        return Environment(
+            clock=self._clock,
+            queries=ShuffledQueries(list(tasks), config.seed),
+            executions=LiveExecutions(
+                fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets, most_idle
+            ),
+            materializer=LiveMaterializer(self._store, state, config.admission, config.trainer, config.seed),
+            cells=cells,
+            journal=self._journal,
+        )
 
-async def _train(
-    config: RunConfig,
-    run_dir: RunDir,
-    resume_from: Checkpoint | None,
-    state: ControlState,
-    fleet: Fleet,
-    store: RunStore,
-    clock: SystemClock,
-    journal: StoreJournal,
-    on_view: OnView,
-) -> None:
-    tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
-    vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
-    cells = LiveCells(fleet, run_dir, config, vocabulary)
-    await cells.start(resume_from.path if resume_from else None)
-    controller: Controller[MicroStep] = Controller(
-        config.scheduler,
-        clock,
-        ShuffledQueries(list(tasks), config.seed),
-        LiveExecutions(
-            fleet.proxy,
-            fleet.runner,
-            tasks,
-            config.harness.name,
-            config.harness.budgets,
-            most_idle=config.scheduler.B * config.scheduler.N,
-        ),
-        LiveMaterializer(
-            store,
-            state,
-            j_max=None if config.admission.J_max == "all" else config.admission.J_max,
-            budget_tokens=config.admission.micro_step_tokens,
-            replicas=config.trainer.parallel.data,
-            share_prefixes=config.trainer.share_prefixes,
-            seed=config.seed,
-        ),
-        cells,
-        journal,
-        initial=state,
-        limits=config.limits(),
-        lanes=config.trainer.parallel.pipeline,
-    )
-    await _first_of(
-        controller.run(),
-        _watch(fleet),
-        _end_silent(fleet, clock, config.recovery.stall_s),
-        EngineWatch(fleet, clock, config.recovery.stall_s).run(),
-        _show(controller, on_view),
-        _sample_proxy(fleet.proxy, journal, clock),
-    )
-    on_view(controller.view())
-    await _write_proxy_counters(fleet.proxy, journal, clock)
+    async def _show(self, controller: Controller) -> None:
+        while True:
+            self._on_view(controller.view())
+            await asyncio.sleep(VIEW_INTERVAL_S)
+
+    async def _sample_proxy(self, proxy: ProxyControl) -> None:
+        while True:
+            await self._journal.stepped.wait()
+            self._journal.stepped.clear()
+            await self._write_proxy_counters(proxy)
+
+    async def _write_proxy_counters(self, proxy: ProxyControl) -> None:
+        stats = await proxy.stats()
+        self._journal.write(
+            ProxySampled(
+                t=self._clock.now(),
+                calls=stats.calls_done,
+                prompt_mismatches=stats.prompt_mismatches,
+                harness_errors_from_transitions=stats.harness_errors_from_transitions,
+                retries=stats.retries,
+            )
+        )
+        if stats.prompt_mismatches:
+            raise GyreError(f"an engine answered {stats.prompt_mismatches} calls for other prompt ids than were sent")
 
 
 async def _first_of(main: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
@@ -223,31 +229,3 @@ async def _just_ended(fleet: Fleet) -> tuple[str, str] | None:
         async with asyncio.timeout(END_SEEN_S):
             return await fleet.essential_end()
     return None
-
-
-async def _show(controller: Controller[MicroStep], on_view: OnView) -> None:
-    while True:
-        on_view(controller.view())
-        await asyncio.sleep(VIEW_INTERVAL_S)
-
-
-async def _sample_proxy(proxy: ProxyControl, journal: StoreJournal, clock: SystemClock) -> None:
-    while True:
-        await journal.stepped.wait()
-        journal.stepped.clear()
-        await _write_proxy_counters(proxy, journal, clock)
-
-
-async def _write_proxy_counters(proxy: ProxyControl, journal: StoreJournal, clock: SystemClock) -> None:
-    stats = await proxy.stats()
-    journal.write(
-        ProxySampled(
-            t=clock.now(),
-            calls=stats.calls_done,
-            prompt_mismatches=stats.prompt_mismatches,
-            harness_errors_from_transitions=stats.harness_errors_from_transitions,
-            retries=stats.retries,
-        )
-    )
-    if stats.prompt_mismatches:
-        raise GyreError(f"an engine answered {stats.prompt_mismatches} calls for other prompt ids than were sent")

@@ -19,6 +19,7 @@ from gyre.proxy.dialects.base import (
     join_text,
     public_headers,
     sse,
+    wishes,
 )
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, Fault
@@ -104,7 +105,7 @@ class AnthropicMessages:
         digests = (message.digest for message in messages)
         said = identity(identity(system.encode()), tools.digest, *digests)
         size = len(system) + tools.size + sum(message.size for message in messages)
-        return WireRequest(conversation, facts, said, size)
+        return WireRequest(conversation, facts, said, size, wishes(body))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
         return _Stream(head)

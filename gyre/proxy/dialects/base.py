@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gyre.core.records import FinishReason
-from gyre.proxy.dialects.memo import Memo
+from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, Fault
 from gyre.trajectory.conversation import MAX_DEPTH, Conversation, Message, ToolCall, is_shallow
 
@@ -54,6 +54,8 @@ class WireRequest(msgspec.Struct, frozen=True):
     """Equal for requests whose messages and tools say the same one by one, however they are spelled."""
     size: int
     """Bytes of what its messages and tools say, as JSON."""
+    wishes: bytes = b""
+    """Equal for requests that wish for the answer in the same way; see `wishes`."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +151,24 @@ def decode(body: bytes | msgspec.Raw, kind: type[T], place: str = "") -> T:
         raise _too_deep(place) from None
     except ValueError as error:
         raise _invalid(place, error) from None
+
+
+_NO_WISHES = frozenset(
+    {"messages", "input", "system", "instructions", "tools", "stream", "stream_options", "metadata", "client_metadata"}
+)
+_canonical = msgspec.json.Encoder(order="deterministic")
+
+
+def wishes(body: bytes) -> bytes:
+    """A digest of every field of a request but what was said, how the answer travels, and notes of the client: model,
+    bounds, sampling, tool choice and whatever else an API has. Equal however they are spelled; null is as if absent."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        wished = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NO_WISHES}
+    except (msgspec.DecodeError, RecursionError):
+        # Half surrogate pairs, or a depth that only ignored fields have.
+        return identity(body)
+    return identity(_canonical.encode({name: value for name, value in wished.items() if value is not None}))
 
 
 def _invalid(place: str, error: Exception) -> CallError:

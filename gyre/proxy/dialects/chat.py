@@ -20,6 +20,7 @@ from gyre.proxy.dialects.base import (
     parse_arguments,
     public_headers,
     sse,
+    wishes,
 )
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.dialects.openai import Content, error_object, texts
@@ -104,7 +105,9 @@ class ChatCompletions:
         )
         conversation = Conversation(tuple(message.value for message in messages), tools.value)
         said = identity(tools.digest, *(message.digest for message in messages))
-        return WireRequest(conversation, facts, said, tools.size + sum(message.size for message in messages))
+        return WireRequest(
+            conversation, facts, said, tools.size + sum(message.size for message in messages), wishes(body)
+        )
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
         return _Stream(request, head)

@@ -17,6 +17,7 @@ from gyre.proxy.dialects.base import (
     join_text,
     parse_arguments,
     public_headers,
+    wishes,
 )
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.dialects.openai import Content, Part, error_object, texts
@@ -105,7 +106,7 @@ class Responses:
         )
         conversation = Conversation(tuple(messages), declared.value.tools)
         size += len(instructions) + declared.size
-        return WireRequest(conversation, facts, identity(declared.digest, *digests), size)
+        return WireRequest(conversation, facts, identity(declared.digest, *digests), size, wishes(body))
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> ResponsesStream:
         return ResponsesStream(request, head)

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gyre.simulation.experiment import run_row
-from gyre.simulation.rows import ROWS, Row
+from gyre.simulation.paper.rows import ROWS, Row, run_row
 from gyre.simulation.workload import WorkloadParams
 
 

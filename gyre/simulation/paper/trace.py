@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gyre.control.base import Ticket
+from gyre.control.base import Environment, Ticket
 from gyre.control.controller import Controller
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.executions import FixedExecutions
-from gyre.simulation.rows import EXECUTIONS_PER_NODE, Row
+from gyre.simulation.executions import FixedExecutions, Graders
+from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, Row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import HOUR
@@ -41,6 +41,10 @@ class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     nodes_per_cell: Positive | None = None
     pool_nodes: int | None = None
     micro_steps: Positive = 4
+    grading_s: Seconds = 0.0
+    """Of a grader, after every execution."""
+    graders: Positive | None = None
+    """Gradings at a time; None: no execution waits for one."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,15 +130,15 @@ def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
         times = CellTimes(
             to_training_s=params.to_training_s, to_rollout_s=params.to_rollout_s, publication_s=params.publication_s
         )
-        await Controller(
-            config,
+        environment = Environment(
             clock,
             _Numbers(),
-            FixedExecutions(clock, seconds),
+            FixedExecutions(clock, seconds, lambda _: params.grading_s, Graders(clock, params.graders)),
             SimMaterializer(lambda group: equal_parts(trace.work[group.group % groups] * HOUR, params.micro_steps)),
             SimCells(clock, times, row.nodes),
             MemoryJournal(stats.read),
-        ).run()
+        )
+        await Controller(config, environment).run()
 
     run_virtual(main())
     return TraceResult(

@@ -1,9 +1,15 @@
 """The eleven configurations of the paper's Table 1 (12 steps of NL2RepoBench, 122B, 32 nodes, E[d] = 1.5)."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from gyre.core.errors import ConfigError
+from gyre.core.events import Event
 from gyre.scheduling.config import PolicyName, SchedulerConfig
+from gyre.simulation.experiment import Layout, simulate
+from gyre.simulation.stats import RunStats
+from gyre.simulation.workload import WorkloadParams
 
 EXECUTIONS_PER_NODE = 36
 """144 per cell of four nodes (paper §6.1), for pools and coarse cells alike."""
@@ -78,3 +84,11 @@ def find_row(name: str) -> Row:
     if name not in ROWS:
         raise ConfigError(f"There is no row {name!r} in Table 1; allowed: {', '.join(ROWS)}.")
     return ROWS[name]
+
+
+def run_row(
+    row: Row, params: WorkloadParams, *, seed: int, steps: int, readers: tuple[Callable[[Event], None], ...] = ()
+) -> RunStats:
+    """A row on the modelled workload."""
+    layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
+    return simulate(row.config(steps=steps), layout, params, seed=seed, readers=readers)

@@ -1,4 +1,4 @@
-"""Fits the workload model to what the paper publishes: `python -m gyre.simulation.calibrate`.
+"""Fits the workload model to what the paper publishes: `python -m gyre.simulation.paper.calibrate`.
 
 Fixed from the paper: B, N, cells, 144 executions per four nodes, switch times, and the two overall-timeout numbers,
 which determine how unresolved executions cluster in queries. Fitted: the parameters of `START`, so that `objective` is
@@ -7,7 +7,7 @@ least over the eleven totals of Table 1, the ratio C2/E0 and four statistics of 
 The search is deterministic: from `START` one finite-difference Jacobian, then damped Gauss–Newton steps with Broyden's
 update; every point has three digits. Points are compared on few seeds; what these differ by from many seeds is measured
 once, at `START`, and divided out. `calibration.json` beside this file is the outcome: the defaults of `WorkloadParams`
-are its parameters (docs/calibration.md).
+are its parameters (docs/research/calibration.md).
 """
 
 import argparse
@@ -19,8 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre.simulation.experiment import run_row
-from gyre.simulation.rows import ROWS
+from gyre.simulation.paper.rows import ROWS, run_row
 from gyre.simulation.stats import RunStats
 from gyre.simulation.workload import WorkloadParams
 

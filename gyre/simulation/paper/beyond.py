@@ -10,7 +10,7 @@ import msgspec
 
 from gyre.scheduling.order import Fifo, LaunchOrder, LongestFirst
 from gyre.simulation.experiment import Layout, simulate
-from gyre.simulation.rows import ROWS, Row
+from gyre.simulation.paper.rows import ROWS, Row
 from gyre.simulation.workload import HOUR, Workload, WorkloadParams
 
 

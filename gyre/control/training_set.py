@@ -1,0 +1,111 @@
+"""The cells that are registered for training: always a prefix 0, 1, … of the cells; owner of the trainers.
+
+A registered cell has pulled the core's weights of the open batch and claims micro-steps of it. A satellite whose
+trainer is lost stops the training of all satellites above it, because gradients are summed over a prefix of cells:
+what they had claimed goes back to the queue. They stay out of rollout and register again, in index order and with zero
+gradients, as soon as the lost one has a new process: in this batch if it is still open, otherwise in the next one of
+the burst.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from gyre.control.base import MemberLost
+from gyre.control.batches import Packer
+from gyre.control.board import Board
+from gyre.control.crew import Crew, together
+from gyre.control.members import Members
+from gyre.control.workers import Worker
+from gyre.core.events import CellJoined, MicroStepsReturned
+
+
+class TrainingSet:
+    def __init__(self, board: Board, members: Members, packer: Packer, crew: Crew) -> None:
+        self._board = board
+        self._members = members
+        self._packer = packer
+        self._crew = crew
+        self._workers: list[Worker] = []
+        self.window = asyncio.Lock()
+        """Held while a cell pulls weights and registers, while the core updates, and while cells are dropped from the
+        batch: never two of them at a time."""
+
+    @property
+    def size(self) -> int:
+        """Cells registered for training: always the prefix 0..size−1."""
+        return len(self._workers)
+
+    @property
+    def sound(self) -> bool:
+        """No registered cell is known to be lost."""
+        return all(self._members.alive("trainer", worker.cell) for worker in self._workers)
+
+    @property
+    def about_to_take(self) -> bool:
+        """A registered cell is about to take a ready group, which is no supply for another cell."""
+        return self._packer.hungry()
+
+    @property
+    def next_may_register(self) -> bool:
+        """The next cell of the prefix has left rollout, is in no batch, and has a living trainer."""
+        board, cell = self._board, self.size
+        return (
+            not board.burst.over
+            and cell < board.training
+            and board.roles[cell] == "training"
+            and self._members.alive("trainer", cell)
+        )
+
+    async def register_next(self) -> None:
+        """In the window: the next cell of the prefix pulls the weights that the current batch trains and starts
+        claiming. A cell that joins between two batches takes part from the next one. One without a living trainer stays
+        out until it has one."""
+        board, batch, cell = self._board, self._packer.batch, self.size
+        if board.burst.over or not await self._enter_training(cell):
+            return
+        self._workers.append(Worker(cell, board, self._members, self._packer, self._crew))
+        board.roles[cell] = "training"
+        board.record(
+            CellJoined(
+                t=board.clock.now(),
+                cell=cell,
+                step=board.version + 1,
+                version=board.version,
+                late=batch is not None and batch.processed_micro_steps > 0,
+            )
+        )
+
+    async def renew(self) -> None:
+        """After an update: every registered cell gets the new weights and zero gradients."""
+        await together(*(self._enter_training(worker.cell) for worker in self._workers))
+
+    async def release(self, first: int) -> dict[int, int]:
+        """Cells `first`, `first` + 1, … claim no more: their batch is complete. Micro-steps that each has processed."""
+        released, self._workers = self._workers[first:], self._workers[:first]
+        for worker in released:
+            await worker.stop()
+        return {worker.cell: worker.micro_steps for worker in released}
+
+    async def drop(self, first: int) -> None:
+        """In the window: takes cells `first`, `first` + 1, … out of the batch; their gradients count no more."""
+        board, batch = self._board, self._packer.batch
+        for cell in await self.release(first):
+            returned = self._packer.give_back(cell)
+            if returned and batch is not None:
+                board.record(MicroStepsReturned(t=board.clock.now(), cell=cell, step=batch.step, micro_steps=returned))
+
+    async def gone(self, cell: int) -> None:
+        async with self.window:
+            await self.drop(cell)
+
+    async def back(self, cell: int, alive: Callable[[], None]) -> None:  # noqa: ARG002  `joins` sees who may register
+        alive()
+
+    async def _enter_training(self, cell: int) -> bool:
+        """False when the cell's trainer is lost."""
+        call = self._members.cells.enter_training(cell, self._board.version)
+        try:
+            await self._members.attempt(call)
+        except MemberLost:
+            return False
+        return True
