@@ -156,7 +156,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from gyre.proxy.replay import replay_file
+    from gyre.replay.replay import replay_file
 
     report = replay_file(arguments.trace, arguments.harness, str(arguments.tokenizer))
     text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()

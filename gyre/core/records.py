@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gyre.core.routing import Routing
+from gyre.core.expert_routing import ExpertRouting
 
 
 class RoleClass(StrEnum):
@@ -72,7 +72,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Differences between emitted and echoed history met while matching this call, by kind."""
     flags: list[str] = []
     """Things worth showing: "unparsed_tool_call", "replayed", …"""
-    routing: Routing | UnsetType = UNSET
+    routing: ExpertRouting | UnsetType = UNSET
     """Experts at the position before each own token, delta and output: positions [prefix_len − 1, T − 1) of the call,
     from 0 for a root. Not stored when the run does not replay routing."""
 

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gyre.dashboard.totals import Mean, Totals
+from gyre.report.totals import Mean, Totals
 from gyre.store import RunStore
 
 ACTIVITIES = ("rollout", "training", "transition")

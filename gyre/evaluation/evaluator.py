@@ -16,7 +16,7 @@ from gyre.core.text import storable
 from gyre.evaluation.artifact import digest
 from gyre.evaluation.config import EvaluationSection
 from gyre.evaluation.reward import InvalidReward, read_reward
-from gyre.sandboxes import BubblewrapSandbox, Limits, Mount, Sandbox, SandboxSpec
+from gyre.sandboxes import BubblewrapSandbox, Mount, Sandbox, SandboxLimits, SandboxSpec
 from gyre.tasks import Task
 
 EVALUATOR = "tests/test.sh"
@@ -42,12 +42,12 @@ class Evaluator:
         section: EvaluationSection | None = None,
         make_sandbox: Callable[[SandboxSpec], Sandbox] = BubblewrapSandbox,
         *,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._section = section or EvaluationSection()
         self._make_sandbox = make_sandbox
-        self._limits = limits or Limits()
+        self._limits = limits or SandboxLimits()
         self._clock = clock or SystemClock()
 
     async def preserve(self, execution_id: str, sandbox: SandboxSpec) -> Preserved:

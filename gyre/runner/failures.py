@@ -28,7 +28,7 @@ class Cause(StrEnum):
     """Gyre itself failed over this execution: its log has the traceback."""
 
 
-class Policy(msgspec.Struct, frozen=True):
+class RetryRule(msgspec.Struct, frozen=True):
     retry: bool
     """Start the execution again: nothing of it has happened yet."""
     grade: bool
@@ -37,15 +37,15 @@ class Policy(msgspec.Struct, frozen=True):
     """A valid grade counts."""
 
 
-POLICIES: dict[Cause, Policy] = {
-    Cause.COMPLETED: Policy(retry=False, grade=True, train=True),
-    Cause.HARNESS_EXIT: Policy(retry=False, grade=True, train=True),
-    Cause.HARNESS_TIMEOUT: Policy(retry=False, grade=True, train=True),
-    Cause.BOOT_FAILED: Policy(retry=True, grade=False, train=False),
-    Cause.OVERALL_TIMEOUT: Policy(retry=False, grade=False, train=False),
-    Cause.CANCELLED: Policy(retry=False, grade=False, train=False),
-    Cause.CALLS_LOST: Policy(retry=False, grade=False, train=False),
-    Cause.RUNNER_ERROR: Policy(retry=False, grade=False, train=False),
+POLICIES: dict[Cause, RetryRule] = {
+    Cause.COMPLETED: RetryRule(retry=False, grade=True, train=True),
+    Cause.HARNESS_EXIT: RetryRule(retry=False, grade=True, train=True),
+    Cause.HARNESS_TIMEOUT: RetryRule(retry=False, grade=True, train=True),
+    Cause.BOOT_FAILED: RetryRule(retry=True, grade=False, train=False),
+    Cause.OVERALL_TIMEOUT: RetryRule(retry=False, grade=False, train=False),
+    Cause.CANCELLED: RetryRule(retry=False, grade=False, train=False),
+    Cause.CALLS_LOST: RetryRule(retry=False, grade=False, train=False),
+    Cause.RUNNER_ERROR: RetryRule(retry=False, grade=False, train=False),
 }
 
 

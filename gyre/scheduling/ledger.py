@@ -24,9 +24,9 @@ class Group(msgspec.Struct, kw_only=True):
     """v_d."""
     outcomes: list[Outcome | None]
     open: int
-    """Members without an outcome."""
+    """Recovery without an outcome."""
     seconds: float = 0.0
-    """Summed over its terminated members, from launch to termination; those of before a resume count as none."""
+    """Summed over its terminated group_size, from launch to termination; those of before a resume count as none."""
 
     def closed(self) -> list[Outcome]:
         """[N]; only for a ready group."""
@@ -34,9 +34,9 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class Ledger:
-    def __init__(self, members: int, lightest_first: bool = False) -> None:
+    def __init__(self, group_size: int, lightest_first: bool = False) -> None:
         """`lightest_first`: `take` prefers, among ready groups of one version, the one whose executions took least."""
-        self.members = members
+        self.group_size = group_size
         """N."""
         self._lightest_first = lightest_first
         self.d = 0
@@ -75,11 +75,11 @@ class Ledger:
         """Queues the N executions of a group; members with a known outcome (a resumed run) count as terminated."""
         if group in self.groups:
             raise InvariantViolation(f"Group {group} was dispatched twice; dispatch numbers must be new.")
-        outcomes = [(known or {}).get(member) for member in range(self.members)]
-        pending = [member for member in range(self.members) if outcomes[member] is None]
-        self.d += self.members
-        self.p += self.members - len(pending)
-        self.f += self.members - len(pending)
+        outcomes = [(known or {}).get(member) for member in range(self.group_size)]
+        pending = [member for member in range(self.group_size) if outcomes[member] is None]
+        self.d += self.group_size
+        self.p += self.group_size - len(pending)
+        self.f += self.group_size - len(pending)
         self.groups[group] = Group(group=group, query=query, version=version, outcomes=outcomes, open=len(pending))
         self._queue.extend((group, member) for member in pending)
         if not pending:

@@ -42,7 +42,7 @@ class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[int, RecordedGroup]
     """All dispatched groups, by dispatch number."""
-    members: int
+    group_size: int
     """N."""
     times: CellTimes
     steps: int
@@ -121,11 +121,11 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
         )
         for group, query in queries.items()
     }
-    members = max(len(group.seconds) for group in groups.values())
+    group_size = max(len(group.seconds) for group in groups.values())
     # Medians: a transition that had to wait for an update took longer than a switch takes.
     usual = {key: statistics.median(values) if values else 0.0 for key, values in spans.items()}
     hours = (end - begin) / HOUR
-    return Recording(groups=groups, members=members, times=CellTimes(**usual), steps=steps, hours=hours)
+    return Recording(groups=groups, group_size=members, times=CellTimes(**usual), steps=steps, hours=hours)
 
 
 def load_run(root: Path) -> tuple[Recording, SchedulerConfig]:
@@ -150,8 +150,10 @@ def replay_run(
 ) -> RunStats:
     """The recorded executions under `config`, whose N must be the recorded one."""
     require(config)
-    if recording.members != config.N:
-        raise ConfigError(f"scheduler.N = {config.N} but the recorded groups have {recording.members} executions.")
+    if recording.group_size != config.executions_per_group:
+        raise ConfigError(
+            f"scheduler.executions_per_group = {config.executions_per_group} but the recorded groups have {recording.group_size} executions."
+        )
     stats = RunStats()
     source = _Source(recording, seed)
 

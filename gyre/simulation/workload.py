@@ -1,4 +1,4 @@
-"""What executions and groups cost: a seeded model of the paper's NL2RepoBench runs with the 122B policy (paper §6.2).
+"""What executions and groups cost: a seeded model of the paper's NL2RepoBench runs with the 122B mode (paper §6.2).
 
 An execution is a harness phase, whose speed depends on the load of the engines, then an evaluation. Harness time at the
 reference load is lognormal with a part that all executions of a query share. A harness that is still running after
@@ -67,7 +67,7 @@ class GroupDraw(msgspec.Struct, frozen=True):
 
 
 class Workload:
-    """Draws are pure in (seed, group), so every policy meets the same executions."""
+    """Draws are pure in (seed, group), so every mode meets the same executions."""
 
     def __init__(self, params: WorkloadParams, seed: int, members: int) -> None:
         self.params = params

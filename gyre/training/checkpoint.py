@@ -31,7 +31,7 @@ _PARTIAL = ".partial"
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointReader(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a checkpoint holds, in host memory that nothing else writes to."""
 
     version: int
@@ -61,13 +61,13 @@ class Writer:
         """Returns when the last write has ended, one way or the other."""
         wait([self._last] if self._last else [])
 
-    def start(self, directory: str, model_dir: str, checkpoint: Checkpoint) -> Future[None]:
+    def start(self, directory: str, model_dir: str, checkpoint: CheckpointReader) -> Future[None]:
         """Begins `write`; the future has its outcome."""
         self._last = self._thread.submit(write, directory, model_dir, checkpoint)
         return self._last
 
 
-def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
+def write(directory: str, model_dir: str, checkpoint: CheckpointReader) -> None:
     """Writes `directory`, replacing what was there, and removes what earlier writers left unfinished beside it.
     `model_dir` gives config and tokenizer. Raises CheckpointFailed."""
     try:
@@ -79,7 +79,7 @@ def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
+def _write(target: Path, model_dir: Path, checkpoint: CheckpointReader) -> None:
     partial = target.with_name(f".{target.name}{_PARTIAL}")
     for left in target.parent.glob(f".*{_PARTIAL}"):
         shutil.rmtree(left)
@@ -109,7 +109,7 @@ def reading(weights: str) -> Iterator[None]:
         raise ConfigError(f"{weights} does not fit config.json beside it: {error}; get the whole directory") from error
 
 
-def read(directory: str, model_dir: str) -> Checkpoint:
+def read(directory: str, model_dir: str) -> CheckpointReader:
     """Raises ConfigError when the directory is not a whole checkpoint, or is one of another model than `model_dir`."""
     source = Path(directory)
     try:
@@ -133,7 +133,9 @@ def read(directory: str, model_dir: str) -> Checkpoint:
         moments.setdefault(moment, {})[name] = tensor
     with reading(f"{directory}/model.safetensors"):
         parameters = experts.fuse(parameters)
-    return Checkpoint(version=counters.version, steps=counters.steps, parameters=parameters, moments=moments, rng=rng)
+    return CheckpointReader(
+        version=counters.version, steps=counters.steps, parameters=parameters, moments=moments, rng=rng
+    )
 
 
 def read_initial(model_dir: str) -> dict[str, torch.Tensor]:

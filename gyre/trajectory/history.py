@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gyre.trajectory.canonical import canonical_turn, drift_kinds, same_context, same_turn
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+from gyre.chat.canonical import canonical_turn, drift_kinds, same_context, same_turn
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 
 _LATEST = 32
 """Requests kept whole, so that the next one of each agent is compared in one piece."""

@@ -47,7 +47,7 @@ def test_a_config_beside_a_run_to_resume_is_refused(run: RunDir, capsys: pytest.
 
 def test_check_runs_every_check_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    wrong = ["policy.renderer=nonsense", "tasks.root=/nowhere", "harness.root=/nowhere"]
+    wrong = ["policy.family=nonsense", "tasks.root=/nowhere", "harness.root=/nowhere"]
     assert main(["check", "examples/quickstart.toml", *wrong, "--json", str(out)]) == 2
     found = {finding["check"]: finding for finding in json.loads(out.read_bytes())}
     assert {name for name, finding in found.items() if not finding["ok"]} >= {"settings", "tasks", "harness"}

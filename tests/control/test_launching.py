@@ -7,11 +7,11 @@ from unittest.mock import create_autospec
 
 import msgspec
 import pytest
-from live_fleet import make_policy, run_config
+from live_fleet import make_mode, run_config
 
-from gyre.control.base import Member
+from gyre.control.base import WorkerId
 from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig
-from gyre.control.live.launching import cluster_places
+from gyre.control.live.launching import cluster_bundles
 from gyre.control.live.preflight import model, settings
 from gyre.control.live.preflight.subject import Subject
 from gyre.control.live.processes import Fleet
@@ -28,7 +28,16 @@ from gyre.store import RunDir
 from gyre.training.config import ParallelConfig
 from gyre.transport.section import MooncakeSection, ShmSection
 
-SCHEDULER = SchedulerConfig(K=2, B=2, N=2, mu=1, C_e=4, C_s=4, pool_engines=1, max_steps=1)
+SCHEDULER = SchedulerConfig(
+    cells=2,
+    groups_per_step=2,
+    executions_per_group=2,
+    steps_per_burst=1,
+    cell_capacity=4,
+    pool_capacity=4,
+    pool_engines=1,
+    max_steps=1,
+)
 
 
 def check(config: RunConfig) -> None:
@@ -39,7 +48,7 @@ def check(config: RunConfig) -> None:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """On GPUs of a cluster; neither Ray nor Mooncake need be installed."""
-    model = make_policy(tmp_path / "model")
+    model = make_mode(tmp_path / "model")
     (model / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(settings.launch, "require", lambda section: None)
     monkeypatch.setattr(settings.transport, "require", lambda section: None)
@@ -61,12 +70,12 @@ def test_a_model_in_several_files_is_as_good_as_one_in_one(config: RunConfig) ->
 def test_each_cell_is_a_place_with_the_devices_of_engine_and_trainer(config: RunConfig, tmp_path: Path) -> None:
     check(config)
     run_dir = RunDir.create(tmp_path / "run", "")
-    places = cluster_places(config, RaySection(address="", cpus=3.0), run_dir)
+    places = cluster_bundles(config, RaySection(address="", cpus=3.0), run_dir)
     assert list(places) == ["cell-0", "cell-1", "pool-1"]
     assert [place.gpus for place in places.values()] == [2, 2, 1]
     assert {place.cpus for place in places.values()} == {3.0}
     assert [place.here for place in places.values()] == [True, False, False]
-    on_cpus = cluster_places(config, RaySection(address="", gpus=False), run_dir)
+    on_cpus = cluster_bundles(config, RaySection(address="", gpus=False), run_dir)
     assert {place.gpus for place in on_cpus.values()} == {0}
 
 
@@ -98,7 +107,7 @@ async def test_a_cell_that_is_not_complete_leaves_no_rank_behind(config: RunConf
     launcher = _SecondRankFails()
     fleet = Fleet(cast(Launcher, launcher), config, RunDir(tmp_path), store="")
     with pytest.raises(GyreError, match="trainer-1-rank1 was not ready"):
-        await fleet.start_member(Member("trainer", 1))
+        await fleet.start_worker(WorkerId("trainer", 1))
     assert launcher.first_is_there.is_set()
     assert not launcher.alive
 
@@ -107,13 +116,13 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
     config: RunConfig, tmp_path: Path
 ) -> None:
     run_dir = RunDir.create(tmp_path / "run", "")
-    first = cluster_places(config, RaySection(address=""), run_dir)
+    first = cluster_bundles(config, RaySection(address=""), run_dir)
     files = {name: {Path(file.path).name for file in place.files} for name, place in first.items()}
     assert files["cell-1"] == files["pool-1"] >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert files["cell-0"] - files["cell-1"] == {".mark"}
     assert all(file.fingerprint == fingerprint(Path(file.path)) for place in first.values() for file in place.files)
     # A copy of the directory that some node has from an earlier start is not the same.
-    again = cluster_places(config, RaySection(address=""), run_dir)
+    again = cluster_bundles(config, RaySection(address=""), run_dir)
     assert first["cell-0"].files[-1].fingerprint != again["cell-0"].files[-1].fingerprint
     assert run_dir.latest_checkpoint() is None
 
@@ -140,7 +149,7 @@ def test_what_cannot_work_is_refused_by_name(config: RunConfig, changes: dict[st
 
 
 def test_a_family_that_does_not_exist_is_refused_with_those_that_do(config: RunConfig) -> None:
-    policy = msgspec.structs.replace(config.policy, renderer="qwen9")
+    policy = msgspec.structs.replace(config.policy, family="qwen9")
     with pytest.raises(ConfigError, match=r'renderer = "qwen9" is no model family; use one of .*qwen3,'):
         check(msgspec.structs.replace(config, policy=policy))
 

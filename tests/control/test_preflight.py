@@ -117,13 +117,13 @@ def test_a_model_that_cannot_be_trained_is_refused(
 @pytest.mark.parametrize(
     ("overrides", "check", "sentence"),
     [
-        (["scheduler.N=1"], settings.check, "one execution alone gives no signal"),
-        (["scheduler.B=1000000"], settings.check, "at most 1000000 are kept account of"),
+        (["scheduler.executions_per_group=1"], settings.check, "one execution alone gives no signal"),
+        (["scheduler.groups_per_step=1000000"], settings.check, "at most 1000000 are kept account of"),
         (["scheduler.max_steps=1000000000000"], settings.check, r"max_steps = 1000000000000 is more than"),
         (["rollout.temperature=1e-30"], settings.check, "must be at least 0.01"),
         (['devices.ids=["",""]'], settings.check, "has an empty name"),
         (["rollout.proxy_workers=10000"], machine.check_memory, r"rollout\.proxy_workers: 10000\) need more than"),
-        (["scheduler.K=100000"], machine.check_memory, "need more than"),
+        (["scheduler.cells=100000"], machine.check_memory, "need more than"),
         (["trainer.threads=1000"], machine.check_memory, r"trainer\.threads = 1000 is far more than"),
         (["engine.kv_blocks=1000000000000"], machine.check_memory, r"engine\.kv_blocks = 1000000000000 takes"),
     ],
@@ -135,7 +135,7 @@ def test_absurd_values_are_refused(overrides: list[str], check: Callable[[Subjec
 
 def test_rho_min_of_one_is_said_to_mean_that_no_satellite_joins() -> None:
     assert not settings.notes(subject())
-    assert "no satellite will join" in settings.notes(subject("scheduler.rho_min=1"))[0]
+    assert "no satellite will join" in settings.notes(subject("scheduler.min_supply=1"))[0]
 
 
 def test_a_gpu_that_the_driver_does_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gyre.proxy.replay import ReplayReport, replay
-from gyre.proxy.traces import read_trace
+from gyre.replay.replay import ReplayReport, replay
+from gyre.replay.traces import read_trace
 from gyre.trajectory.roles import RoleMarkers
 
 Json = dict[str, Any]

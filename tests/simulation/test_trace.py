@@ -21,17 +21,17 @@ def reference(trace: Trace, row, steps: int):
         trace.dur,
         trace.work,
         steps,
-        policy=config.policy,
+        mode=config.mode,
         streaming=config.streaming,
-        phi=config.phi,
-        mu=config.mu,
-        K=config.K,
-        C_e=config.C_e,
-        C_s=config.C_s,
+        extra_dispatch=config.extra_dispatch,
+        steps_per_burst=config.steps_per_burst,
+        cells=config.cells,
+        cell_capacity=config.cell_capacity,
+        pool_capacity=config.pool_capacity,
         nodes=row.nodes,
-        B=config.B,
-        tau=trace.params.tau_s,
-        rho=trace.params.rho_min,
+        groups_per_step=config.groups_per_step,
+        tau=trace.params.supply_wait_s,
+        rho=trace.params.min_supply,
         grading=trace.params.grading_s,
         graders=trace.params.graders,
     ).run()
@@ -71,10 +71,10 @@ def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, sc
     dur = [[rng.lognormvariate(0.0, 0.8) * scale for _ in range(members)] for _ in range(40)]
     work = [rng.choice([0.0, rng.uniform(0.0, 0.5)]) for _ in dur]
     params = TraceParams(
-        B=batch,
-        tau_s=tau,
+        groups_per_step=batch,
+        supply_wait_s=tau,
         executions_per_node=rng.choice([1, 2, 3]),
-        rho_min=rng.choice([0.125, 0.5]),
+        min_supply=rng.choice([0.125, 0.5]),
         grading_s=grading,
         graders=graders,
     )
@@ -84,7 +84,13 @@ def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, sc
 def test_a_trace_file_is_read_with_its_overrides(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(
-        json.dumps({"dur": [[1.0, 2.0]], "work": [0.5], "params": {"B": 2, "mu": 1, "phi": 1.0, "cells": 1}})
+        json.dumps(
+            {
+                "dur": [[1.0, 2.0]],
+                "work": [0.5],
+                "params": {"groups_per_step": 2, "steps_per_burst": 1, "extra_dispatch": 1.0, "cells": 1},
+            }
+        )
     )
     result = replay(load_trace(path), find_row("E0"), 2)
     # Both groups are ready after two hours; the only cell joins one τ and one switch later, 450 s each.
@@ -100,15 +106,15 @@ def test_graded_executions_hold_no_place_and_their_groups_wait_for_a_grader():
         dur=[[1.0, 1.0]],
         work=[0.0],
         params=TraceParams(
-            B=2,
-            mu=1,
-            phi=0.0,
+            groups_per_step=2,
+            steps_per_burst=1,
+            extra_dispatch=0.0,
             cells=1,
             pool_nodes=0,
             nodes_per_cell=1,
             executions_per_node=2,
-            tau_s=0.0,
-            rho_min=1.0,
+            supply_wait_s=0.0,
+            min_supply=1.0,
             grading_s=1800.0,
         ),
     )
@@ -155,4 +161,4 @@ def test_a_missing_file_an_unknown_row_and_an_impossible_override_are_refused(tm
     with pytest.raises(ConfigError, match=r"no row 'E9'.*A0, A1"):
         find_row("E9")
     with pytest.raises(ConfigError, match=r"params\.phi = 0\.3"):
-        replay(Trace(dur=[[1.0]], work=[1.0], params=TraceParams(phi=0.3)), ROWS["E0"], 1)
+        replay(Trace(dur=[[1.0]], work=[1.0], params=TraceParams(extra_dispatch=0.3)), ROWS["E0"], 1)

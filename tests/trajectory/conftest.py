@@ -1,7 +1,7 @@
 import pytest
 from trajectory_helpers import make_tokenizer
 
-from gyre.trajectory.render import ChatRenderer
+from gyre.chat.render import ChatRenderer
 
 
 @pytest.fixture(scope="session")

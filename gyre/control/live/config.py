@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gyre.control.live.devices import Placement, place
-from gyre.control.members import Limits
+from gyre.control.live.devices import DeviceAssignment, assign_devices
+from gyre.control.recovery import RecoveryLimits
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
@@ -38,8 +38,8 @@ class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     model: Path
     """Hugging Face directory: config.json, safetensors, tokenizer."""
-    renderer: str
-    """Family of the chat template, as `gyre.trajectory.render` names it."""
+    family: str
+    """Family of the chat template, as `gyre.chat.render` names it."""
     thinking: bool = False
 
 
@@ -81,7 +81,7 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """False: every row is computed whole, and counts whole in `admission.micro_step_tokens`."""
     replay_routing: bool = False
     """For a policy with experts: engines tell which experts they chose, and the trainer takes the same
-    (docs/training.md, "Routing replay")."""
+    (docs/training.md, "ExpertRouting replay")."""
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: Positive = 1
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -97,7 +97,7 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stall_s: Annotated[float, Meta(gt=0)] = 120.0
     """How long an engine with requests may produce nothing; how long any engine, proxy worker or runner may not
     answer."""
-    losses: Positive = 3
+    max_failures: Positive = 3
     """How often one engine or trainer may be lost at one policy version."""
     no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
     """How long no engine at all may be alive. Calls are held for 900 s."""
@@ -113,7 +113,7 @@ class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
-    J_max: Positive | Literal["all"] = 5
+    trajectories_per_execution: Positive | Literal["all"] = 5
     """Trajectories per execution."""
     micro_step_tokens: Positive = 4096
     """Token budget of one forward pass of one replica. What several rows of a pass begin with counts once."""
@@ -141,20 +141,20 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def needs(self) -> dict[int, int]:
         """Devices of each cell and pool engine, when the run has any."""
         scheduler, engine = self.scheduler, self.engine.gpus
-        cell = max(self.trainer.parallel.ranks, 0 if scheduler.policy == "async" else engine)
-        return dict.fromkeys(range(scheduler.K), cell) | dict.fromkeys(scheduler.pool, engine)
+        cell = max(self.trainer.parallel.ranks, 0 if scheduler.mode == "async" else engine)
+        return dict.fromkeys(range(scheduler.cells), cell) | dict.fromkeys(scheduler.pool, engine)
 
-    def placement(self) -> Placement:
+    def device_assignment(self) -> DeviceAssignment:
         """Raises ConfigError when the devices are too few, or a weight sender has one of them."""
         if self.engine.sender_gpu in self.devices.ids:
             raise ConfigError(
                 f'engine.sender_gpu = "{self.engine.sender_gpu}" is in devices.ids: NCCL takes no two ranks on one '
                 "device, so leave it out there, or leave sender_gpu out to broadcast from host memory"
             )
-        return place(self.devices.ids, self.needs())
+        return assign_devices(self.devices.ids, self.needs())
 
-    def limits(self) -> Limits:
-        return Limits(losses=self.recovery.losses, no_engine_s=self.recovery.no_engine_s)
+    def limits(self) -> RecoveryLimits:
+        return RecoveryLimits(max_failures=self.recovery.max_failures, no_engine_s=self.recovery.no_engine_s)
 
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
@@ -163,10 +163,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return ProxyConfig(
             run_dir=str(run_dir.root),
             tokenizer_dir=str(self.policy.model),
-            family=self.policy.renderer,
+            family=self.policy.family,
             thinking=self.policy.thinking,
             sampling=self.sampling(),
-            record_routing=self.trainer.replay_routing,
+            replay_routing=self.trainer.replay_routing,
             max_context=self.rollout.max_context,
             max_new_tokens=self.rollout.max_new_tokens,
             socket=socket,
@@ -191,7 +191,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             transport=self.transport,
             max_context=self.rollout.max_context,
             seed=seed,
-            tell_routing=self.trainer.replay_routing,
+            replay_routing=self.trainer.replay_routing,
         )
         return self.engine.worker_config(common)
 
@@ -200,7 +200,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             cell=cell,
             rank=rank,
             incarnation=incarnation,
-            cells=self.scheduler.K,
+            cells=self.scheduler.cells,
             model_dir=str(self.policy.model),
             transport_root=transport_root,
             transport=self.transport,

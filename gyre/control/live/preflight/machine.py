@@ -102,7 +102,7 @@ def check_memory(subject: Subject) -> None:
     total = psutil.virtual_memory().total
     counts = {
         "rollout.proxy_workers": config.rollout.proxy_workers,
-        "scheduler.K cells with their trainers": subject.trainers,
+        "scheduler.cells cells with their trainers": subject.trainers,
         "engines": subject.engines,
     }
     what, most = max(counts.items(), key=lambda item: item[1])

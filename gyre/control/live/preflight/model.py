@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
+from gyre.chat.render import ChatRenderer, RenderError
 from gyre.control.live.fit import Sizes, require_layout, require_servable
 from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import require_tensors
 from gyre.core.errors import ConfigError
-from gyre.core.routing import expert_count
+from gyre.core.expert_routing import expert_count
 from gyre.core.tensor_files import DamagedFile, non_finite, read_headers
-from gyre.proxy.tokenizer import load_tokenizer
+from gyre.proxy.session.tokenizer import load_tokenizer
 from gyre.training.config import require_trainable
-from gyre.trajectory.render import ChatRenderer, RenderError
 
 READ_BYTES = 256 * 2**20
 """Of weights, when looking for numbers that are not finite: all of a small model, slices of every tensor of a large one
@@ -80,10 +80,10 @@ def check_tokenizer(subject: Subject) -> None:
     try:
         tokenizer = load_tokenizer(str(policy.model))
         vocabulary = tokenizer.get_vocab()
-        ChatRenderer(tokenizer, policy.renderer, thinking=policy.thinking)
+        ChatRenderer(tokenizer, policy.family, thinking=policy.thinking)
     except RenderError as error:
         raise ConfigError(
-            f'policy.renderer = "{policy.renderer}" is not the family of policy.model = {policy.model}; '
+            f'policy.family = "{policy.family}" is not the family of policy.model = {policy.model}; '
             f"name the one that it is of ({error})"
         ) from error
     except Exception as error:  # of any type, for a file that is no tokenizer

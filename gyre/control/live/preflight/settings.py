@@ -1,12 +1,12 @@
 """Keys of a configuration that contradict each other; no file is read."""
 
+from gyre.chat.families import FAMILIES
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight.subject import Subject
 from gyre.core.errors import ConfigError
 from gyre.launch import section as launch
 from gyre.launch.section import RaySection
 from gyre.scheduling.config import require
-from gyre.trajectory.families import FAMILIES
 from gyre.transport import section as transport
 from gyre.transport.section import ShmSection
 
@@ -23,9 +23,9 @@ def check(subject: Subject) -> None:
     config = subject.config
     require(config.scheduler)
     _check_counts(config)
-    if config.policy.renderer not in FAMILIES:
+    if config.policy.family not in FAMILIES:
         raise ConfigError(
-            f'policy.renderer = "{config.policy.renderer}" is no model family; use one of {", ".join(sorted(FAMILIES))}'
+            f'policy.family = "{config.policy.family}" is no model family; use one of {", ".join(sorted(FAMILIES))}'
         )
     budgets = config.harness.budgets
     if budgets.overall_s <= budgets.harness_s:
@@ -60,9 +60,9 @@ def check(subject: Subject) -> None:
 def notes(subject: Subject) -> list[str]:
     """What is allowed and may not be what was meant, a sentence each."""
     scheduler = subject.config.scheduler
-    if scheduler.policy == "elastic" and scheduler.K > 1 and scheduler.rho_min >= 1:
+    if scheduler.mode == "elastic" and scheduler.cells > 1 and scheduler.min_supply >= 1:
         return [
-            f"scheduler.rho_min = {scheduler.rho_min:g} asks for B = {scheduler.B} ready groups that nobody has "
+            f"scheduler.min_supply = {scheduler.min_supply:g} asks for B = {scheduler.groups_per_step} ready groups that nobody has "
             "claimed, which a batch cannot offer once the core has claimed one: no satellite will join; lower it, "
             "or set K = 1"
         ]
@@ -71,9 +71,9 @@ def notes(subject: Subject) -> list[str]:
 
 def _check_counts(config: RunConfig) -> None:
     scheduler = config.scheduler
-    if scheduler.N < 2:
+    if scheduler.executions_per_group < 2:
         raise ConfigError(
-            f"scheduler.N = {scheduler.N}: an advantage compares the executions of a group, so one execution alone "
+            f"scheduler.executions_per_group = {scheduler.executions_per_group}: an advantage compares the executions of a group, so one execution alone "
             "gives no signal; set it to 2 or more"
         )
     if scheduler.max_steps > MOST_STEPS:
@@ -83,9 +83,9 @@ def _check_counts(config: RunConfig) -> None:
             f"rollout.temperature = {config.rollout.temperature:g} divides logits and gradients until they overflow or "
             f"sampling is greedy; it must be at least {LEAST_TEMPERATURE:g}"
         )
-    if (flight := scheduler.depth * scheduler.N) > MOST_IN_FLIGHT:
+    if (flight := scheduler.depth * scheduler.executions_per_group) > MOST_IN_FLIGHT:
         raise ConfigError(
-            f"scheduler.B = {scheduler.B}, N = {scheduler.N}, mu = {scheduler.mu} and phi = {scheduler.phi:g} put "
+            f"scheduler.groups_per_step = {scheduler.groups_per_step}, N = {scheduler.executions_per_group}, mu = {scheduler.steps_per_burst} and phi = {scheduler.extra_dispatch:g} put "
             f"{flight} executions in flight; at most {MOST_IN_FLIGHT} are kept account of, lower them"
         )
 
@@ -96,7 +96,7 @@ def _check_devices(config: RunConfig) -> None:
             f"devices.ids = {config.devices.ids} has an empty name; name each GPU as nvidia-smi does, "
             "or leave [devices] out to run on the CPU"
         )
-    config.placement()
+    config.device_assignment()
     if config.engine.gpus and not config.devices.ids:
         raise ConfigError(
             "the engines run on GPUs and devices.ids lists none; name those of this machine, "

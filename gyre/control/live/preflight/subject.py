@@ -28,11 +28,11 @@ class Subject(NamedTuple):
     def engines(self) -> int:
         """Processes that serve the policy."""
         scheduler = self.config.scheduler
-        return len(scheduler.pool) + (0 if scheduler.policy == "async" else scheduler.K)
+        return len(scheduler.pool) + (0 if scheduler.mode == "async" else scheduler.cells)
 
     @property
     def trainers(self) -> int:
-        return self.config.scheduler.K * self.config.trainer.parallel.ranks
+        return self.config.scheduler.cells * self.config.trainer.parallel.ranks
 
 
 def read_model(model: Path) -> tuple[dict[str, Any], Sizes]:

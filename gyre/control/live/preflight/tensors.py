@@ -6,7 +6,7 @@ from typing import Any
 
 from gyre.control.live.fit import Sizes
 from gyre.core.errors import ConfigError
-from gyre.core.routing import expert_count, sparse_layers
+from gyre.core.expert_routing import expert_count, sparse_layers
 from gyre.core.tensor_files import FLOATS, Tensor
 
 LAYER = "model.layers."
