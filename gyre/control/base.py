@@ -179,8 +179,8 @@ class Cells(Protocol):
         ...
 
     async def update(self, training_cells: int) -> UpdateStats:
-        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises GroupBroken
-        when a satellite did not take part: the core's own gradient is intact, and no satellite's counts any more until
+        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises
+        GroupBroken when a satellite did not take part: the core's own gradient is intact, and no satellite's counts until
         it enters training again."""
         ...
 

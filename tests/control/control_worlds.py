@@ -163,13 +163,13 @@ class RandomCells(SimCells):
         return await super().checkpoint_written(version)
 
     async def update(self, training_cells):
-        await self._wait("update", members)
-        dead = [cell for cell in range(members) if self._dies(WorkerId("trainer", cell))]
+        await self._wait("update", training_cells)
+        dead = [cell for cell in range(training_cells) if self._dies(WorkerId("trainer", cell))]
         if 0 in dead:
             raise WorkerLost(CORE, "died")
         if dead:
             raise GroupBroken(f"cells {dead} did not take part")
-        return await super().update(members)
+        return await super().update(training_cells)
 
     async def publish(self, version, engines):
         failed = {cell: "died" for cell in engines if self._dies(WorkerId("engine", cell))}

@@ -6,7 +6,7 @@ directory.
 
 import random
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -35,6 +35,8 @@ from gyre.transport.section import ShmSection, TransportSection
 
 class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[policy]: what is trained."""
+
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"renderer": "family"}
 
     model: Path
     """Hugging Face directory: config.json, safetensors, tokenizer."""
@@ -81,7 +83,7 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """False: every row is computed whole, and counts whole in `admission.micro_step_tokens`."""
     replay_routing: bool = False
     """For a policy with experts: engines tell which experts they chose, and the trainer takes the same
-    (docs/training.md, "ExpertRouting replay")."""
+    (docs/training.md, "Routing replay")."""
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: Positive = 1
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -89,6 +91,8 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[recovery]: when a process counts as hung, and when the run gives up. docs/transitions.md says what happens."""
+
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"losses": "max_failures"}
 
     micro_step_s: Annotated[float, Meta(gt=0)] = 600.0
     """Deadline of a micro-step, for each of the micro-steps that a cell may have under way."""
@@ -113,8 +117,10 @@ class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"J_max": "trajectories_per_execution"}
+
     trajectories_per_execution: Positive | Literal["all"] = 5
-    """Trajectories per execution."""
+    """J_max: trajectories per execution."""
     micro_step_tokens: Positive = 4096
     """Token budget of one forward pass of one replica. What several rows of a pass begin with counts once."""
 
