@@ -116,7 +116,7 @@ class RandomCells(SimCells):
 
     def _die_alone(self, member: WorkerId) -> None:
         if self._dies(member):
-            self._losses.put_nowait(ProcessFailure(member=member, detail=f"{member} ended"))
+            self._losses.put_nowait(ProcessFailure(worker=member, detail=f"{member} ended"))
 
     async def next_failure(self):
         return await self._losses.get()

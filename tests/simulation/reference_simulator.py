@@ -46,7 +46,7 @@ class Reference:
         self.version_of, self.ready, self.next_group = {}, [], 0
         self.version = self.published = 0
         self.outstanding = 0
-        self.k = K if self.fixed else 0
+        self.k = cells if self.fixed else 0
         self.members = self.k
         self.moving = False
         self.idle = deque(range(self.members))
