@@ -37,11 +37,11 @@ from gyre.core.events import (
     TransitionFinished,
 )
 from gyre.scheduling.config import SchedulerConfig
-from gyre.scheduling.policies import Decision, Policy
+from gyre.scheduling.modes import Mode, ModeDecision
 from gyre.scheduling.rules import Situation, waterlevel_allows
 from gyre.simulation.experiment import Layout, simulate
 from gyre.simulation.paper.beyond import predicted_order
-from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, ROWS, Row
+from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, ROWS, TableRow
 from gyre.simulation.synthetic import CellTimes
 from gyre.simulation.workload import WorkloadParams
 
@@ -70,18 +70,18 @@ def published() -> types.SimpleNamespace:
 
 
 class VerlPolicy:
-    """A policy of verl behind Gyre's `Policy`, for one cell (the trainer's nodes) and a pool; reads the journal too."""
+    """A policy of verl behind Gyre's `Mode`, for one cell (the trainer's nodes) and a pool; reads the journal too."""
 
     releases = True
 
     def __init__(self, config: SchedulerConfig, rule: Any, context: Any) -> None:
         self._config, self._rule = config, rule
         self._context = context(
-            required_samples=config.B,
-            trigger_parameter_sync_step=config.mu,
+            required_samples=config.groups_per_step,
+            trigger_parameter_sync_step=config.steps_per_burst,
             total_generated_samples=0,
             expected_samples=0,
-            buffer_samples=round(config.phi * config.B),
+            buffer_samples=round(config.extra_dispatch * config.groups_per_step),
         )
         self._now = 0.0
         self._steps = 0
@@ -89,7 +89,7 @@ class VerlPolicy:
 
     @property
     def _queue(self) -> int:
-        return int(self._context.total_generated_samples) - self._steps * self._config.B
+        return int(self._context.total_generated_samples) - self._steps * self._config.groups_per_step
 
     def read(self, event: Event) -> None:
         self._now = event.t
@@ -104,40 +104,40 @@ class VerlPolicy:
                 self._context.last_activate_duration_s = event.seconds
             case StepDone():
                 self._steps += 1
-                if self._steps % self._config.mu:
+                if self._steps % self._config.steps_per_burst:
                     self._collect()
             case _:
                 pass
 
-    def decide(self, situation: Situation) -> Decision:
+    def decide(self, situation: Situation) -> ModeDecision:
         with contextlib.redirect_stdout(io.StringIO()):
             return self._boundary() if situation.boundary else self._inside(situation)
 
-    def _inside(self, situation: Situation) -> Decision:
+    def _inside(self, situation: Situation) -> ModeDecision:
         waits_for = self._rule.deactivate_wait_samples(self._context)
         if situation.training or situation.ready < waits_for:
-            return Decision(situation.training)
-        return Decision(int(waterlevel_allows(self._config, situation.waterlevel, 0)))
+            return ModeDecision(situation.training)
+        return ModeDecision(int(waterlevel_allows(self._config, situation.waterlevel, 0)))
 
-    def _boundary(self) -> Decision:
-        context, bursts = self._context, self._steps // self._config.mu
-        context.expected_samples = self._steps * self._config.B
+    def _boundary(self) -> ModeDecision:
+        context, bursts = self._context, self._steps // self._config.steps_per_burst
+        context.expected_samples = self._steps * self._config.groups_per_step
         serves = self._rule.should_activate_after_step(bursts, False, context)
         self._rule.update_after_step(bursts, context)
         context.last_activate_duration_s = context.last_deactivate_duration_s = 0.0
         context.step_wait_times, context.step_wait_samples = [], []
         if not serves:
             self._collect()
-        return Decision(int(not serves))
+        return ModeDecision(int(not serves))
 
     def _collect(self) -> None:
         """A collection of B samples begins."""
-        self._context.step_wait_samples.append(max(0, self._config.B - self._queue))
+        self._context.step_wait_samples.append(max(0, self._config.groups_per_step - self._queue))
         self._began = self._now
         self._filled()
 
     def _filled(self) -> None:
-        if self._began is not None and self._queue >= self._config.B:
+        if self._began is not None and self._queue >= self._config.groups_per_step:
             self._context.step_wait_times.append(self._now - self._began)
             self._began = None
 
@@ -170,7 +170,7 @@ class Usage:
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    row: Row
+    row: TableRow
     rule: str = ""
     """Name of verl's policy class; empty for Gyre's policy of the row."""
     log_error: float | None = None
@@ -195,7 +195,13 @@ def entries() -> list[Entry]:
         ):
             name = f"verl {rule}, {nodes} + {NODES - nodes}, φ = {phi}, μ = {mu}{', streaming' * streaming}"
             row = msgspec.structs.replace(
-                ROWS["C3"], name=name, streaming=streaming, phi=phi, mu=mu, nodes=nodes, pool_nodes=NODES - nodes
+                ROWS["C3"],
+                name=name,
+                streaming=streaming,
+                extra_dispatch=phi,
+                steps_per_burst=mu,
+                nodes=nodes,
+                pool_nodes=NODES - nodes,
             )
             found.append(Entry(name=name, row=row, rule=f"{rule}DynamicSchedulePolicy"))
     return found
@@ -212,7 +218,7 @@ def measure(
     for seed in range(seeds):
         usage = Usage(row.nodes)
         readers = [usage.read]
-        policy: Policy | None = None
+        policy: Mode | None = None
         if entry.rule:
             policy = VerlPolicy(config, getattr(verl, entry.rule)(), verl.DynamicScheduleContext)
             readers.append(policy.read)
@@ -223,7 +229,7 @@ def measure(
             seed=seed,
             times=CellTimes(publication_s=params.publication_s, update_s=params.update_s),
             readers=tuple(readers),
-            order=predicted_order(params, seed, config.N, entry.log_error),
+            order=predicted_order(params, seed, config.executions_per_group, entry.log_error),
             policy=policy,
         )
         hours.append(stats.step_ends[-1] / steps)

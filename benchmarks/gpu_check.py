@@ -26,14 +26,14 @@ from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from gyre.platform import cpu
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.training.config import ParallelConfig, Precision, TrainerConfig
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
 from gyre.training.megatron.attention import attend_masked, attention_over
-from gyre.training.megatron.pack import pack_rows
+from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
 from gyre.training.trainer import MegatronTrainer
-from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
 from gyre.transport.rendezvous import StoreServer, connect_store
 from gyre.transport.shm import ShmTransport
 

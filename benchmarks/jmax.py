@@ -21,12 +21,12 @@ from packed_tree import VOCABULARY, build, forward_backward
 from torch.distributed import HashStore
 
 from gyre.core.records import CallRecord, RoleClass
+from gyre.samples.admission import admit
+from gyre.samples.microstep import ExecutionRows
+from gyre.samples.rows import build_execution
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.pack import pack_rows
-from gyre.trajectory.admission import admit
-from gyre.trajectory.microstep import ExecutionRows
-from gyre.trajectory.rows import build_execution
+from gyre.training.megatron.forward_batch import pack_rows
 from gyre.trajectory.tree import TrajectoryTree
 
 CAPS: dict[str, int | None] = {"1": 1, "5": 5, "all": None}

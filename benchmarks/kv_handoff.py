@@ -28,7 +28,7 @@ from gyre.engines.local.config import LocalEngineConfig
 from gyre.launch.base import ProcessSpec
 from gyre.launch.local import LocalLauncher
 from gyre.proxy.base import EngineRoute
-from gyre.proxy.router import Router, RouterLimits
+from gyre.proxy.router.router import Router, RouterLimits
 from gyre.rpc import Connection, connect
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
@@ -58,7 +58,7 @@ class Link:
     async def close(self) -> None: ...
 
 
-def make_policy(directory: Path, hidden: int, layers: int) -> Qwen3ForCausalLM:
+def make_mode(directory: Path, hidden: int, layers: int) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -112,7 +112,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         root = Path(scratch)
-        model = make_policy(root / "model", options.hidden, options.layers)
+        model = make_mode(root / "model", options.hidden, options.layers)
         weights = ShmTransport(str(root / "weights")).publish(1, published_state(model))
         config = LocalEngineConfig(
             model_dir=str(root / "model"), transport_root=str(root / "weights"), weights=weights, kv_blocks=4096

@@ -17,11 +17,11 @@ import torch
 from torch.distributed import HashStore
 from transformers import Qwen3Config
 
+from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.pack import pack_rows
+from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
-from gyre.trajectory.microstep import Row
 
 VOCABULARY = 4096
 

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gyre.trajectory.microstep import ExecutionRows, Row
-from gyre.trajectory.packing import pack, row_cost
-from gyre.trajectory.prefixes import SharedRows
+from gyre.samples.microstep import ExecutionRows, Row
+from gyre.samples.packing import pack, row_cost
+from gyre.samples.prefixes import SharedRows
 
 BUDGET = 131_072
 LINE = (

@@ -28,13 +28,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import renderers
 from transformers import AutoTokenizer
 
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
+from gyre.chat.render import ChatRenderer
+from gyre.chat.wire import wire_messages, wire_tools
 from gyre.core.records import RoleClass
-from gyre.proxy.tokenizer import load_tokenizer
+from gyre.proxy.session.tokenizer import load_tokenizer
 from gyre.trajectory.call import PreparedCall, Sample
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
-from gyre.trajectory.render import ChatRenderer
 from gyre.trajectory.tree import TrajectoryTree
-from gyre.trajectory.wire import wire_messages, wire_tools
 
 TOKENIZER = Path(__file__).parents[1] / ".cache" / "peers" / "qwen3-tokenizer"
 REPEATS = 3

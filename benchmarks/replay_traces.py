@@ -16,9 +16,9 @@ import msgspec
 from word_tokenizer import make_tokenizer
 
 from gyre.harnesses import load_profile
-from gyre.proxy.replay import ReplayReport, replay
-from gyre.proxy.tokenizer import load_tokenizer
-from gyre.proxy.traces import read_trace
+from gyre.proxy.session.tokenizer import load_tokenizer
+from gyre.replay.replay import ReplayReport, replay
+from gyre.replay.traces import read_trace
 
 PROFILES = {
     "claude220": "claude_code",

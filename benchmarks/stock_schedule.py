@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from gyre.training.megatron.pack import Pack
+from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
 
 
-def stock(replica: Replica, packs: list[Pack]) -> None:
+def stock(replica: Replica, packs: list[ForwardBatch]) -> None:
     """Forward and backward of the sum of all outputs; the gradients of `replica` grow by it."""
     # After gyre.training.megatron, which makes megatron importable without CUDA.
     from megatron.core.pipeline_parallel import get_forward_backward_func

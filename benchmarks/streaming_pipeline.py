@@ -24,17 +24,17 @@ from packed_tree import VOCABULARY
 from stock_schedule import stock
 from transformers import Qwen3Config
 
+from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.pack import Pack
+from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
 from gyre.training.pipeline import Pipeline, Stage
-from gyre.trajectory.microstep import Row
 
 STAGES = 2
 
 
-def make_packs(replica: Replica, count: int) -> list[Pack]:
+def make_packs(replica: Replica, count: int) -> list[ForwardBatch]:
     """Packs of one row of 256–768 tokens, a third of them targets."""
     rng = random.Random(0)
     packs = []
@@ -47,8 +47,8 @@ def make_packs(replica: Replica, count: int) -> list[Pack]:
     return packs
 
 
-def streaming(replica: Replica, stage: Stage, packs: list[Pack]) -> None:
-    pipeline: Pipeline[Pack] = Pipeline(stage, replica.forward)
+def streaming(replica: Replica, stage: Stage, packs: list[ForwardBatch]) -> None:
+    pipeline: Pipeline[ForwardBatch] = Pipeline(stage, replica.forward)
     for pack in packs:
         pipeline.train(pack, pack.tokens, torch.sum)
     pipeline.drain()

@@ -94,8 +94,8 @@ class Gyre:
         return seconds + time.process_time() - started
 
     def build(self) -> Rows:
-        from gyre.trajectory.admission import admit
-        from gyre.trajectory.rows import build_row
+        from gyre.samples.admission import admit
+        from gyre.samples.rows import build_row
 
         rows = [build_row(self.tree, path) for path in admit(self.tree, j_max=None, seed=0)]
         return Rows([(len(row.ids_T), len(row.targets)) for row in rows], self.engine_ms, self.tree.unique_tokens)

@@ -17,13 +17,13 @@ from typing import ClassVar
 import msgspec
 from demonstrations import JOB_MARK, SUBMIT
 
+from gyre.chat.conversation import Conversation, Message, ToolCall
 from gyre.core.records import SessionAccess
 from gyre.harnesses import ContextWindow, HarnessProfile, check, load_profile, prefix_of, prepare
 from gyre.harnesses.launch import SANDBOX_PREFIX
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage
 from gyre.proxy.dialects.memo import Memo
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
 
 HARNESSES = ("claude_code", "mini_swe_agent")
 CAPTURED = Path(__file__).parents[2] / ".cache/policy/captured.json"

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """How mini-swe-agent learns that the job is done."""

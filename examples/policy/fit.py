@@ -32,8 +32,8 @@ from demonstrations import (
 from tokens import tokens, trained_tokenizer
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from gyre.trajectory.conversation import Conversation
-from gyre.trajectory.render import ChatRenderer
+from gyre.chat.conversation import Conversation
+from gyre.chat.render import ChatRenderer
 
 SEED = 0
 STEPS = 500

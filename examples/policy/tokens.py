@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gyre.trajectory.conversation import Conversation, Message
-from gyre.trajectory.render import ChatRenderer
+from gyre.chat.conversation import Conversation, Message
+from gyre.chat.render import ChatRenderer
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]

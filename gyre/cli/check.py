@@ -10,21 +10,38 @@ from rich.text import Text
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight import findings
 from gyre.core import config as configs
+from gyre.core.errors import ConfigError
 from gyre.core.output import write_output
+from gyre.store import RunDir
 
 
-def check(path: Path, overrides: Sequence[str], json_out: Path | None) -> int:
+def check(
+    path: Path | None, overrides: Sequence[str], run_dir: Path | None, resume: Path | None, json_out: Path | None
+) -> int:
     """0 when every check passes, 2 otherwise. Raises ConfigError when the file is no configuration."""
-    found = findings(configs.load(path, overrides, RunConfig), str(path))
+    run, overrides = opened(path, overrides, resume)
+    path = run.config if run else path
+    if path is None:
+        raise ConfigError("name a config file, or a run with --resume")
+    found = findings(configs.load(path, overrides, RunConfig), str(path), run_dir=run_dir, resume=run)
     console = Console()
     for finding in found:
         mark = Text("ok     ", "green") if finding.ok else Text("refused", "red")
         console.print(Text.assemble(mark, "  ", finding.check), soft_wrap=True)
         if not finding.ok:
             console.print(f"         → {finding.problem}", soft_wrap=True, highlight=False, markup=False)
+        for note in finding.notes:
+            console.print(f"         note: {note}", soft_wrap=True, highlight=False, markup=False)
     refused = sum(not finding.ok for finding in found)
     console.print(f"{refused} of {len(found)} checks failed." if refused else f"{path} can be trained.", soft_wrap=True)
     if json_out is not None:
         text = msgspec.json.format(msgspec.json.encode(found), indent=1)
         write_output(json_out, text + b"\n", "--json")
     return 2 if refused else 0
+
+
+def opened(path: Path | None, overrides: Sequence[str], resume: Path | None) -> tuple[RunDir | None, Sequence[str]]:
+    """The run of --resume, and all overrides: then the first positional argument is an override already."""
+    if resume is None:
+        return None, overrides
+    return RunDir.open(resume), [*([] if path is None else [str(path)]), *overrides]

@@ -5,8 +5,8 @@ from rich.text import Text
 
 from gyre.cli.tables import rich_table
 from gyre.core.errors import ConfigError
-from gyre.dashboard.tables import assessment_sentence, calls_table, outcome_sentence
-from gyre.dashboard.text import decoder, excerpt, visible
+from gyre.report.tables import assessment_sentence, calls_table, outcome_sentence
+from gyre.report.text import decoder, excerpt, visible
 from gyre.store import RunDir, RunStore
 
 

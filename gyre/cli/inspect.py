@@ -8,11 +8,11 @@ from rich.console import Console
 from gyre.cli.conversation_view import print_execution
 from gyre.cli.tables import newest_executions, rich_facts, rich_table
 from gyre.core.output import write_output
-from gyre.dashboard.facts import facts
-from gyre.dashboard.tables import joins_table, recovery_table, steps_table, transitions_table
+from gyre.report.facts import facts
+from gyre.report.summary import RunSummary, as_json, summarise
+from gyre.report.tables import joins_table, recovery_table, steps_table, transitions_table
+from gyre.report.trees import tree_summary
 from gyre.store import RunDir, RunStore
-from gyre.store.summary import RunSummary, as_json, summarise
-from gyre.store.trees import tree_summary
 
 
 def inspect(run_dir: Path, *, execution: str | None = None, json_out: Path | None = None) -> int:

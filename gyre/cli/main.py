@@ -41,8 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
 
     check = commands.add_parser("check", help="run the checks of `train` on a config, and start nothing")
-    check.add_argument("config", type=Path)
+    check.add_argument("config", type=Path, nargs="?", help="TOML file; not needed with --resume")
     check.add_argument("overrides", nargs="*", metavar="section.key=value", help="override single values")
+    check.add_argument("--run-dir", type=Path, help="where the run would lie; default: not checked")
+    check.add_argument("--resume", type=Path, metavar="RUN", help="whether this run can go on")
     check.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON")
     check.set_defaults(run=_check)
 
@@ -134,7 +136,7 @@ def _train(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from gyre.cli.check import check
 
-    return check(arguments.config, arguments.overrides, arguments.json)
+    return check(arguments.config, arguments.overrides, arguments.run_dir, arguments.resume, arguments.json)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -154,7 +156,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from gyre.proxy.replay import replay_file
+    from gyre.replay.replay import replay_file
 
     report = replay_file(arguments.trace, arguments.harness, str(arguments.tokenizer))
     text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
@@ -172,7 +174,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     config = load(arguments.config, arguments.overrides, RunConfig)
     recording = load_run(arguments.from_run)[0] if arguments.from_run is not None else None
-    print(plan(config.scheduler, recording))
+    print(plan(config.scheduler, recording, graders=config.evaluation.at_a_time))
     return 0
 
 

@@ -98,4 +98,4 @@ def _cells(view: ControlView) -> Text:
     for cell, role in enumerate(view.roles):
         line.append(f" {cell} {role} ", style=f"white on {ROLE_STYLES[role]}")
         line.append(" ")
-    return line.append(f"{view.members} in the batch", style="dim") if view.members else line
+    return line.append(f"{view.training_cells} in the batch", style="dim") if view.training_cells else line

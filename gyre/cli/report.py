@@ -6,12 +6,12 @@ from rich.console import Console
 
 from gyre.cli.inspect import read_summary
 from gyre.cli.tables import rich_facts, rich_table
-from gyre.dashboard import plots
-from gyre.dashboard.facts import facts
-from gyre.dashboard.tables import recovery_table, steps_table
+from gyre.report import plots
+from gyre.report.facts import facts
+from gyre.report.tables import recovery_table, steps_table
+from gyre.report.timeline import role_spans
 from gyre.store import RunDir
 from gyre.store.journal import on_one_axis
-from gyre.store.timeline import role_spans
 
 
 def final_report(run_dir: Path, console: Console | None = None) -> None:

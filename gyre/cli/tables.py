@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gyre.dashboard.facts import Fact
-from gyre.dashboard.tables import Table, executions_table
-from gyre.dashboard.text import visible
-from gyre.store.summary import RunSummary
+from gyre.report.facts import Fact
+from gyre.report.summary import RunSummary
+from gyre.report.tables import Table, executions_table
+from gyre.report.text import visible
 
 MAX_EXECUTIONS = 60
 TONES = {"": "", "good": "green", "bad": "red"}

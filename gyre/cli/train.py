@@ -13,6 +13,7 @@ from gyre.control.live.preflight import preflight
 from gyre.control.live.run import Run
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError
+from gyre.core.programs import raise_open_files
 from gyre.store import RunDir
 from gyre.store.rundir import Checkpoint
 
@@ -27,22 +28,20 @@ def train(path: Path | None, overrides: Sequence[str], directory: Path | None, r
         # With --resume the first positional argument is an override already.
         changes = [*([] if path is None else [str(path)]), *overrides]
         config = configs.load(run_dir.config, changes, RunConfig)
+        notes = preflight(config, str(run_dir.config), resume=run_dir)
         claim = run_dir.claim()
         checkpoint = run_dir.latest_checkpoint()
-        if checkpoint is not None and checkpoint.version >= config.scheduler.max_steps:
-            raise ConfigError(
-                f"{run_dir.root} is complete: its checkpoint is of step {checkpoint.version} and scheduler.max_steps = "
-                f"{config.scheduler.max_steps}; append a larger one to train on"
-            )
-        preflight(config, str(run_dir.config))
     else:
         if path is None:
             raise ConfigError("name a config file, or a run with --resume")
         config = configs.load(path, overrides, RunConfig)
-        preflight(config, str(path))
         directory = directory or Path("runs") / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        notes = preflight(config, str(path), run_dir=directory)
         run_dir = RunDir.create(directory, configs.dump(config))
         claim = run_dir.claim()
+    for note in notes:
+        print(f"Note: {note}.")
+    raise_open_files()
     print(f"Run directory: {run_dir.root}")
     with claim:
         interrupted = asyncio.run(_run(config, run_dir, checkpoint))

@@ -3,7 +3,7 @@
 The controller owns every decision; an implementation owns only the doing, and reports what happened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,7 +13,7 @@ from gyre.core.clock import Clock
 from gyre.core.errors import GyreError
 from gyre.core.events import Event
 from gyre.core.records import Outcome
-from gyre.trajectory.microstep import MicroStep
+from gyre.samples.microstep import MicroStep
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +40,10 @@ class Executions(Protocol):
         """Name of the harness that runs this execution, for the journal."""
         ...
 
-    async def run(self, ticket: Ticket) -> Outcome:
-        """Launches the execution and returns its outcome when it is closed and assessed. Never raises for what the
-        execution did; cancelling it kills the sandbox tree."""
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
+        """Launches the execution, calls `terminated` when its harness has ended, and returns the outcome when it is
+        graded; without grading the call may be left out. Never raises for what the execution did; cancelling it kills
+        the sandbox tree."""
         ...
 
 
@@ -112,7 +113,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
 Part = Literal["engine", "trainer"]
 
 
-class Member(msgspec.Struct, frozen=True):
+class WorkerId(msgspec.Struct, frozen=True):
     """What may be lost and replaced: the engine or the trainer (all of its ranks) of a cell."""
 
     part: Part
@@ -123,18 +124,18 @@ class Member(msgspec.Struct, frozen=True):
         return f"{self.part}-{self.cell}" if self.cell >= 0 else f"{self.part}-pool{-self.cell}"
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    member: Member
+class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
+    worker: WorkerId
     detail: str
     """One sentence: what was seen."""
 
 
-class MemberLost(GyreError):
-    """A member is gone, with its memory."""
+class WorkerLost(GyreError):
+    """A worker is gone, with its memory."""
 
-    def __init__(self, member: Member, detail: str) -> None:
-        super().__init__(f"{member}: {detail}")
-        self.member = member
+    def __init__(self, worker: WorkerId, detail: str) -> None:
+        super().__init__(f"{worker}: {detail}")
+        self.worker = worker
         self.detail = detail
 
 
@@ -143,10 +144,10 @@ class EssentialLost(GyreError):
 
 
 class Cells(Protocol):
-    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different members may run
+    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different workers may run
     concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
 
-    Every method raises MemberLost when a member that it needs died or missed its deadline: its own, or the core's
+    Every method raises WorkerLost when a worker that it needs died or missed its deadline: its own, or the core's
     trainer. It is gone then, and `replace` brings a new one.
     """
 
@@ -177,10 +178,10 @@ class Cells(Protocol):
         """Restore the engine and load the published weights of `version`; it can admit afterwards."""
         ...
 
-    async def update(self, members: int) -> UpdateStats:
-        """Closes a batch on cells 0..members−1: sum gradients to the core, clip, one optimizer step. Raises GroupBroken
-        when a satellite did not take part: the core's own gradient is intact, and no satellite's counts any more until
-        it enters training again."""
+    async def update(self, training_cells: int) -> UpdateStats:
+        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises
+        GroupBroken when a satellite did not take part: the core's own gradient is intact, and no satellite's counts
+        until it enters training again."""
         ...
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:
@@ -195,13 +196,13 @@ class Cells(Protocol):
         """Returns the path when the checkpoint is complete. Raises CheckpointFailed when it cannot be written."""
         ...
 
-    async def next_loss(self) -> Loss:
-        """Returns when a member is found dead or without progress. It may have been seen by a call before."""
+    async def next_failure(self) -> ProcessFailure:
+        """Returns when a worker is found dead or without progress. It may have been seen by a call before."""
         ...
 
-    async def replace(self, member: Member) -> None:
-        """Ends what is left of the member and starts it anew: an engine as after `leave_rollout`, a trainer as after
-        `leave_training`. Raises MemberLost when the new one does not start."""
+    async def replace(self, worker: WorkerId) -> None:
+        """Ends what is left of the worker and starts it anew: an engine as after `leave_rollout`, a trainer as after
+        `leave_training`. Raises WorkerLost when the new one does not start."""
         ...
 
 

@@ -1,6 +1,6 @@
 """The batch of one step: groups taken oldest version first, packed on demand, claimed as micro-steps (paper §4.4).
 
-A cell asks for work and waits in line; the packer takes the next ready group only when someone waits and the queue is
+A cell asks for work and waits in line; the queue takes the next ready group only when someone waits and the queue is
 empty. The stream closes when B groups are enqueued; the batch is done when all their micro-steps are processed.
 """
 
@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from gyre.control.base import Materializer, ReadyGroup, WorkResult
-from gyre.control.board import Board
+from gyre.control.shared_state import SharedState
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import Outcome
+from gyre.samples.advantage import mean_reward
+from gyre.samples.microstep import MicroStep
 from gyre.scheduling.rules import batch_may_open
-from gyre.trajectory.advantage import mean_reward
-from gyre.trajectory.microstep import MicroStep
 
 
 class Batch:
@@ -92,21 +92,21 @@ class Batch:
         return mean_reward(self.outcomes())
 
 
-class Packer:
+class MicroStepQueue:
     """The stream packing buffer: serves claims of the open batch and pulls ready groups on demand."""
 
-    def __init__(self, board: Board, materializer: Materializer) -> None:
-        self._board = board
+    def __init__(self, state: SharedState, materializer: Materializer) -> None:
+        self._state = state
         self._materializer = materializer
         self._waiting: deque[tuple[int, asyncio.Future[MicroStep]]] = deque()
         self.batch: Batch | None = None
 
     def open(self, batch: Batch) -> None:
-        board = self._board
+        state = self._state
         self.batch = batch
-        board.begin_batch()
-        board.reset_timer()
-        board.changed()
+        state.begin_batch()
+        state.reset_timer()
+        state.changed()
 
     def close(self) -> Batch:
         """The batch is complete; claims wait for the next one."""
@@ -121,7 +121,7 @@ class Packer:
         claim: asyncio.Future[MicroStep] = asyncio.get_running_loop().create_future()
         self._waiting.append((cell, claim))
         self._serve()
-        self._board.signal.notify()
+        self._state.signal.notify()
         return claim
 
     def withdraw(self, claim: asyncio.Future[MicroStep]) -> None:
@@ -132,36 +132,40 @@ class Packer:
     def finished(self, work: MicroStep, result: WorkResult) -> None:
         if self.batch is not None:
             self.batch.finish(work, result)
-            self._board.signal.notify()
+            self._state.signal.notify()
 
     def give_back(self, cell: int) -> int:
         returned = 0 if self.batch is None else self.batch.give_back(cell)
         self._serve()
-        self._board.signal.notify()
+        self._state.signal.notify()
         return returned
 
     async def run(self) -> None:
         """Pulls one group at a time while a cell waits for work; ends only by cancellation."""
-        board = self._board
+        state = self._state
         while True:
-            await board.signal.until(self.hungry)
+            await state.signal.until(self.wants_work)
             batch = self.batch
             assert batch is not None
-            group = board.take_group()
+            group = state.take_group()
             ready = ReadyGroup(group=group.group, query=group.query, version=group.version, outcomes=group.closed())
             batch.groups.append(ready)
-            board.changed()
-            batch.enqueue(await self._materializer.materialize(ready, board.config.B * board.config.N))
+            state.changed()
+            batch.enqueue(
+                await self._materializer.materialize(
+                    ready, state.config.groups_per_step * state.config.executions_per_group
+                )
+            )
             self._serve()
-            board.signal.notify()
+            state.signal.notify()
 
-    def hungry(self) -> bool:
+    def wants_work(self) -> bool:
         """A ready group is about to be taken: a cell waits, and no micro-step is queued."""
-        board, batch = self._board, self.batch
-        if batch is None or not self._waiting or batch.queued or not board.needed or not board.ledger.ready:
+        state, batch = self._state, self.batch
+        if batch is None or not self._waiting or batch.queued or not state.needed or not state.ledger.ready:
             return False
-        opens = board.burst.first_step and not batch.groups
-        return batch_may_open(board.config, board.ledger.ready, opens, board.burst.steps)
+        opens = state.burst.first_step and not batch.groups
+        return batch_may_open(state.config, state.ledger.ready, opens, state.burst.steps)
 
     def _serve(self) -> None:
         while self.batch is not None and self.batch.queued and self._waiting:

@@ -5,10 +5,10 @@ The checkpoint is written meanwhile.
 """
 
 from gyre.control.base import Probe
-from gyre.control.board import Board
 from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
 from gyre.control.rollout import Rollout
+from gyre.control.shared_state import SharedState
 from gyre.control.transitions import Transitions
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import PublicationProbed, Published
@@ -18,14 +18,14 @@ from gyre.scheduling.staleness import StalenessAccount
 class Boundary:
     def __init__(
         self,
-        board: Board,
+        state: SharedState,
         rollout: Rollout,
         transitions: Transitions,
         dispatcher: Dispatcher,
         checkpoints: Checkpoints,
         staleness: StalenessAccount,
     ) -> None:
-        self._board = board
+        self._state = state
         self._rollout = rollout
         self._transitions = transitions
         self._dispatcher = dispatcher
@@ -36,35 +36,35 @@ class Boundary:
     async def pass_burst(self, last: bool) -> None:
         """From the final update of a burst to the dispatch for the next one. After the `last` burst of the run nothing
         goes on."""
-        board, config = self._board, self._board.config
+        state, config = self._state, self._state.config
         self._bursts += 1
         await self._transitions.end_burst()
         if last or self._bursts % config.checkpoint_every == 0:
-            await self._checkpoints.save(board.version)
-        board.show(f"publishing version {board.version}")
-        started = board.clock.now()
-        probes = await self._rollout.publish(board.version)
+            await self._checkpoints.save(state.version)
+        state.show(f"publishing version {state.version}")
+        started = state.clock.now()
+        probes = await self._rollout.publish(state.version)
         self._published(probes, started)
-        if board.burst.steps == config.mu:
+        if state.burst.steps == config.steps_per_burst:
             self._check_staleness()
         if last:
             return
-        board.burst.guard = None
-        board.begin_batch()
+        state.burst.guard = None
+        state.begin_batch()
         await self._transitions.reopen()
         if config.dispatch == "boundary":
-            self._dispatcher.dispatch(config.mu * config.B)
-        board.sample()
+            self._dispatcher.dispatch(config.steps_per_burst * config.groups_per_step)
+        state.sample()
 
     def _published(self, probes: list[Probe], started: float) -> None:
-        board = self._board
-        now = board.clock.now()
-        board.record(Published(t=now, version=board.version, seconds=now - started))
+        state = self._state
+        now = state.clock.now()
+        state.record(Published(t=now, version=state.version, seconds=now - started))
         for probe in probes:
-            board.record(
+            state.record(
                 PublicationProbed(
                     t=now,
-                    version=board.version,
+                    version=state.version,
                     cell=probe.cell,
                     tokens=probe.tokens,
                     logprob_gap_max=probe.logprob_gap_max,
@@ -72,9 +72,9 @@ class Boundary:
             )
 
     def _check_staleness(self) -> None:
-        board = self._board
+        state = self._state
         try:
-            self._staleness.publication(board.ledger.ages(board.published))
+            self._staleness.publication(state.ledger.ages(state.published))
         except InvariantViolation as error:
-            board.broken("staleness", error)
+            state.broken("staleness", error)
             raise

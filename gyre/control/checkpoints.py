@@ -6,43 +6,43 @@ to the one before it; `docs/training.md` says what becomes of what was sampled a
 
 import asyncio
 
-from gyre.control.board import Board
-from gyre.control.crew import Crew
-from gyre.control.members import Members
+from gyre.control.recovery import Recovery
+from gyre.control.shared_state import SharedState
+from gyre.control.task_supervisor import TaskSupervisor
 from gyre.core.events import CheckpointSaved
 
 
 class Checkpoints:
-    def __init__(self, board: Board, members: Members, crew: Crew) -> None:
-        """`crew` gets the tasks that save: a failure of theirs ends the run, and its end waits for them."""
-        self._board = board
-        self._members = members
-        self._cells = members.cells
-        self._crew = crew
+    def __init__(self, state: SharedState, recovery: Recovery, tasks: TaskSupervisor) -> None:
+        """`tasks` gets the tasks that save: a failure of theirs ends the run, and its end waits for them."""
+        self._state = state
+        self._recovery = recovery
+        self._cells = recovery.cells
+        self._tasks = tasks
         self._written: asyncio.Task[None] | None = None
 
     async def save(self, version: int) -> None:
         """Returns when nothing that follows can change what is saved. The checkpoint before is complete then."""
         await self.settle()
-        self._board.show(f"copying version {version} for its checkpoint")
-        copy = self._crew.spawn(self._members.attempt(self._cells.checkpoint(version)), f"copy {version}")
-        self._written = self._crew.spawn(self._write(version, copy), f"checkpoint {version}")
+        self._state.show(f"copying version {version} for its checkpoint")
+        copy = self._tasks.spawn(self._recovery.attempt(self._cells.checkpoint(version)), f"copy {version}")
+        self._written = self._tasks.spawn(self._write(version, copy), f"checkpoint {version}")
         await asyncio.shield(copy)
 
     async def settle(self) -> None:
         """Returns when no checkpoint is being written."""
         if self._written is not None:
-            self._board.show("waiting for the checkpoint to be written")
+            self._state.show("waiting for the checkpoint to be written")
             await asyncio.shield(self._written)
 
     async def _write(self, version: int, copy: asyncio.Task[None]) -> None:
-        clock = self._board.clock
+        clock = self._state.clock
         started = clock.now()
         await copy
         copied = clock.now()
-        path = await self._members.attempt(self._cells.checkpoint_written(version))
+        path = await self._recovery.attempt(self._cells.checkpoint_written(version))
         now = clock.now()
-        self._board.record(
+        self._state.record(
             CheckpointSaved(
                 t=now, version=version, path=path, copy_seconds=copied - started, write_seconds=now - copied
             )

@@ -1,6 +1,6 @@
-"""The only brain of a run: small tasks that share one `Board`, for the live run and the simulator alike.
+"""The only brain of a run: small tasks that share one `SharedState`, for the live run and the simulator alike.
 
-Who runs, what each waits for, and who wakes it. Every change of the shared state ends in `Board.changed()` or
+Who runs, what each waits for, and who wakes it. Every change of the shared state ends in `SharedState.changed()` or
 `Signal.notify()`; there conditions are looked at, and who waits for one that came true goes on.
 
     task                one                waits for                                woken by
@@ -11,45 +11,46 @@ Who runs, what each waits for, and who wakes it. Every change of the shared stat
     launcher            of the run         a queued execution and a free slot       dispatch, closed executions, roles,
                         `dispatch.py`      while an engine is alive                 engines that are back
     <execution id>      per execution      the execution's outcome                  `Executions`
-    packer              of the run         a cell waits in line, nothing is queued  claims, groups that became ready
+    micro-step queue    of the run        a cell waits in line, nothing is queued  claims, groups that became ready
                         `batches.py`       and a ready group may be taken
-    cell <i>            per cell of the    a micro-step for its claim               the packer
+    cell <i>            per cell of the    a micro-step for its claim               the queue
                         training set, and
                         micro-step under
-                        way `workers.py`
-    joins               of the run         the policy wants one more cell, or a     waterlevel, supply and its timer,
+                        way `training_cell.py`
+    joins               of the run         the mode wants   one more cell, or a     waterlevel, supply and its timer,
                         `transitions.py`   cell in training is in no batch          trainers that are back
     core leaves         after a burst      its own acts; joins wait for it          (the serial lock of transitions)
     copy, checkpoint    per checkpoint     `Cells.checkpoint`, `checkpoint_written` `Cells`
-    losses              of the run         a process that ended or made no          `Cells.next_loss`
-                        `members.py`       progress
-    replace <member>    per lost member    its owner has let go; a new process      `Cells.replace`
-    engines alive       of the run         no engine is alive                       losses, engines that are back
+    failures            of the run         a process that ended or made no          `Cells.next_failure`
+                        `recovery.py`      progress
+    replace <worker>    per lost worker    its owner has let go; a new process      `Cells.replace`
+    engines alive       of the run         no engine is alive                       failures, engines that are back
 
 Two locks order what more than one task does: a transition of a cell holds `Transitions._serial`; whoever changes the
 training set or updates holds `TrainingSet.window`. The tasks of executions, of cells and of checkpoints belong to one
-`Crew` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is completed.
+`TaskSupervisor` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is
+completed.
 """
 
 import asyncio
 
 from gyre.control.base import Environment
-from gyre.control.batches import Packer
-from gyre.control.board import Board
+from gyre.control.batches import MicroStepQueue
 from gyre.control.boundary import Boundary
 from gyre.control.checkpoints import Checkpoints
-from gyre.control.crew import Crew
 from gyre.control.dispatch import Dispatcher
-from gyre.control.members import Limits, Members, Owners
+from gyre.control.recovery import Owners, Recovery, RecoveryLimits
 from gyre.control.rollout import Rollout
+from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.steps import Steps
+from gyre.control.task_supervisor import TaskSupervisor
 from gyre.control.training import TrainingLoop
 from gyre.control.training_set import TrainingSet
 from gyre.control.transitions import Transitions
 from gyre.scheduling.config import SchedulerConfig, require
+from gyre.scheduling.modes import Mode, make_mode
 from gyre.scheduling.order import LaunchOrder, make_order
-from gyre.scheduling.policies import Policy, make_policy
 from gyre.scheduling.staleness import StalenessAccount
 
 
@@ -61,37 +62,43 @@ class Controller:
         config: SchedulerConfig,
         environment: Environment,
         initial: ControlState = FRESH,
-        limits: Limits = Limits(),
+        limits: RecoveryLimits = RecoveryLimits(),
         order: LaunchOrder | None = None,
-        policy: Policy | None = None,
+        mode: Mode | None = None,
     ) -> None:
-        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names."""
-        board = self._board = Board(require(config), environment.clock, environment.journal, initial.version)
-        policy = policy or make_policy(config)
+        """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
+        state = self._state = SharedState(require(config), environment.clock, environment.journal, initial.version)
+        mode = mode or make_mode(config)
         order = order or make_order(config.launch_order)
-        # The crews end in this order.
-        self._crews = self._executions, self._cells, self._checkpoints = Crew(), Crew(), Crew()
+        # The supervisors end in this order.
+        self._crews = self._executions, self._cells, self._checkpoints = (
+            TaskSupervisor(),
+            TaskSupervisor(),
+            TaskSupervisor(),
+        )
 
         # The GPU side: engines and trainers, and who works with them.
-        self._members = Members(board, environment.cells, self._cells, limits)
-        self._rollout = Rollout(board, self._members)
-        self._packer = Packer(board, environment.materializer)
-        self._training = TrainingSet(board, self._members, self._packer, self._cells)
-        self._members.owned_by(Owners(engine=self._rollout, trainer=self._training))
-        self._transitions = Transitions(board, self._members, self._rollout, self._training, policy, self._cells)
+        self._recovery = Recovery(state, environment.cells, self._cells, limits)
+        self._rollout = Rollout(state, self._recovery)
+        self._queue = MicroStepQueue(state, environment.materializer)
+        self._training = TrainingSet(state, self._recovery, self._queue, self._cells)
+        self._recovery.owned_by(Owners(engine=self._rollout, trainer=self._training))
+        self._transitions = Transitions(state, self._recovery, self._rollout, self._training, mode, self._cells)
 
         # The execution side.
         self._dispatcher = Dispatcher(
-            board, environment, self._executions, initial, order, ready=lambda: not self._rollout.starved
+            state, environment, self._executions, initial, order, ready=lambda: not self._rollout.starved
         )
 
         # Steps and bursts.
-        ages = list(board.ledger.ages(board.published))
-        staleness = StalenessAccount(mu=config.mu, batch_groups=config.B, ages=ages)
-        checkpoints = Checkpoints(board, self._members, self._checkpoints)
-        self._steps = Steps(board, self._members, self._packer, self._training, staleness)
-        boundary = Boundary(board, self._rollout, self._transitions, self._dispatcher, checkpoints, staleness)
-        self._loop = TrainingLoop(board, self._steps, boundary, checkpoints)
+        ages = list(state.ledger.ages(state.published))
+        staleness = StalenessAccount(
+            steps_per_burst=config.steps_per_burst, batch_groups=config.groups_per_step, ages=ages
+        )
+        checkpoints = Checkpoints(state, self._recovery, self._checkpoints)
+        self._steps = Steps(state, self._recovery, self._queue, self._training, staleness)
+        boundary = Boundary(state, self._rollout, self._transitions, self._dispatcher, checkpoints, staleness)
+        self._loop = TrainingLoop(state, self._steps, boundary, checkpoints)
         self._max_steps = config.max_steps
 
     async def run(self, max_steps: int | None = None) -> None:
@@ -100,16 +107,16 @@ class Controller:
         Cancellation and failures end executions first, then cells; a checkpoint that is being written is completed. The
         first failure is raised (an InvariantViolation is in the journal by then).
         """
-        self._max_steps = self._board.config.max_steps if max_steps is None else max_steps
+        self._max_steps = self._state.config.max_steps if max_steps is None else max_steps
         main = self._cells.spawn(self._main(), "training loop")
         try:
-            await asyncio.wait({main, *(crew.failure for crew in self._crews)}, return_when=asyncio.FIRST_COMPLETED)
-            for crew in self._crews:
-                if crew.failure.done():
-                    crew.failure.result()
+            await asyncio.wait({main, *(tasks.failure for tasks in self._crews)}, return_when=asyncio.FIRST_COMPLETED)
+            for tasks in self._crews:
+                if tasks.failure.done():
+                    tasks.failure.result()
         finally:
             self._dispatcher.open = False
-            # A cancellation that comes only now must not leave a crew at work.
+            # A cancellation that comes only now must not leave a tasks at work.
             try:
                 await self._executions.stop()
             finally:
@@ -119,56 +126,56 @@ class Controller:
                     await self._checkpoints.finish()
 
     async def _main(self) -> None:
-        board = self._board
-        board.show("starting engines")
+        state = self._state
+        state.show("starting engines")
         self._dispatcher.fill()
-        self._cells.spawn(self._members.watch(), "losses")
+        self._cells.spawn(self._recovery.watch(), "losses")
         self._cells.spawn(self._rollout.guard(), "engines alive")
         await self._transitions.start()
         self._dispatcher.open = True
-        board.sample()
+        state.sample()
         self._cells.spawn(self._dispatcher.run(), "launcher")
-        self._cells.spawn(self._packer.run(), "packer")
+        self._cells.spawn(self._queue.run(), "micro-step queue")
         self._cells.spawn(self._transitions.joins(), "joins")
         await self._loop.run(self._max_steps)
-        board.show("finished")
+        state.show("finished")
 
     def view(self) -> ControlView:
         """What is going on now; never blocks, changes nothing."""
-        board, ledger, batch = self._board, self._board.ledger, self._packer.batch
+        state, ledger, batch = self._state, self._state.ledger, self._queue.batch
         return ControlView(
-            time=board.clock.now(),
-            step=board.version,
+            time=state.clock.now(),
+            step=state.version,
             max_steps=self._max_steps,
-            version=board.version,
-            published=board.published,
+            version=state.version,
+            published=state.published,
             phase=self._phase(),
             queued=ledger.queued,
             running=ledger.running,
             closed=ledger.f,
             waterlevel=ledger.waterlevel,
-            capacity=board.capacity,
+            capacity=state.capacity,
             ready_groups=ledger.ready,
-            roles=list(board.roles),
-            members=self._training.size,
+            roles=list(state.roles),
+            training_cells=self._training.size,
             batch_groups_taken=0 if batch is None else len(batch.groups),
             batch_groups_done=0 if batch is None else batch.groups_done,
-            batch_groups=board.config.B,
+            batch_groups=state.config.groups_per_step,
             reward_mean=self._steps.reward_mean,
         )
 
     def _phase(self) -> str:
         """What the training side does or waits for."""
-        board, batch = self._board, self._packer.batch
+        state, batch = self._state, self._queue.batch
         if batch is None or batch.complete:
-            return board.phase
+            return state.phase
         if self._rollout.starved:
             return f"step {batch.step}: no rollout engine is alive; waiting for a new process"
         if self._training.size:
             return f"step {batch.step}: {batch.groups_done} of {batch.size} groups trained"
-        ledger, config = board.ledger, board.config
-        room = board.capacity - config.C_e
+        ledger, config = state.ledger, state.config
+        room = state.capacity - config.cell_capacity
         if ledger.waterlevel > room:
             return f"step {batch.step}: the core joins when outstanding executions fall to {room}"
-        supply = f"{config.supply_groups:g} groups have been ready for {config.tau_s:g} s"
+        supply = f"{config.supply_groups:g} groups have been ready for {config.supply_wait_s:g} s"
         return f"step {batch.step}: the core joins when {supply}"

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from gyre.control.base import Environment, Ticket
-from gyre.control.board import Board
-from gyre.control.crew import Crew
+from gyre.control.shared_state import SharedState
 from gyre.control.state import ControlState, execution_id
-from gyre.core.events import ExecutionClosed, ExecutionStarted, GroupDispatched, GroupReady
+from gyre.control.task_supervisor import TaskSupervisor
+from gyre.core.events import ExecutionClosed, ExecutionStarted, ExecutionTerminated, GroupDispatched, GroupReady
 from gyre.core.records import Outcome, Validity
 from gyre.scheduling.order import LaunchOrder
 
@@ -14,19 +14,19 @@ from gyre.scheduling.order import LaunchOrder
 class Dispatcher:
     def __init__(
         self,
-        board: Board,
+        state: SharedState,
         environment: Environment,
-        crew: Crew,
+        tasks: TaskSupervisor,
         initial: ControlState,
         order: LaunchOrder,
         ready: Callable[[], bool],
     ) -> None:
         """Queues the unconsumed groups that the run starts with (`initial`). `ready` says whether an engine can take
         calls; without one nothing is launched."""
-        self._board = board
+        self._state = state
         self._queries = environment.queries
         self._executions = environment.executions
-        self._crew = crew
+        self._tasks = tasks
         self._order = order
         self._ready = ready
         self._incarnation = initial.incarnation
@@ -35,40 +35,40 @@ class Dispatcher:
         """Engines can take work."""
         # Oldest first. They keep number and version, and the journal has them already.
         for pending in sorted(initial.pending, key=lambda group: (group.version, group.group)):
-            board.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
+            state.ledger.dispatch(pending.group, pending.query, pending.version, pending.outcomes)
 
     def fill(self) -> None:
         """Queues new groups until (φ+μ)B hold a slot; a run that was resumed with less depth may have more. Under
         continuous dispatch a ready group holds none."""
-        ledger, config = self._board.ledger, self._board.config
+        ledger, config = self._state.ledger, self._state.config
         holding = len(ledger.groups) - (ledger.ready if config.dispatch == "continuous" else 0)
         self.dispatch(max(0, config.depth - holding))
 
     def dispatch(self, groups: int) -> None:
         """Queues this many new groups at the published version."""
-        board = self._board
+        state = self._state
         numbers = range(self._next, self._next + groups)
         self._next += groups
         entries = [(number, self._queries.query(number)) for number in numbers]
         for number, query in self._order.arrange(entries):
-            board.ledger.dispatch(number, query, board.published)
-            board.record(GroupDispatched(t=board.clock.now(), group=number, query=query, version=board.published))
+            state.ledger.dispatch(number, query, state.published)
+            state.record(GroupDispatched(t=state.clock.now(), group=number, query=query, version=state.published))
 
     async def run(self) -> None:
         """Launches whenever it can; ends only by cancellation."""
         while True:
-            await self._board.signal.until(lambda: self._free() > 0)
+            await self._state.signal.until(lambda: self._free() > 0)
             self._launch()
-            self._board.changed()
+            self._state.changed()
 
     def _free(self) -> int:
         """min{d − p, C_R − (p − f)} (paper §4.2)."""
-        board, ledger = self._board, self._board.ledger
-        return min(ledger.queued, board.capacity - ledger.running) if self.open and self._ready() else 0
+        state, ledger = self._state, self._state.ledger
+        return min(ledger.queued, state.capacity - ledger.running) if self.open and self._ready() else 0
 
     def _launch(self) -> None:
         for _ in range(self._free()):
-            group, member = self._board.ledger.launch()
+            group, member = self._state.ledger.launch()
             ticket = Ticket(
                 execution_id=execution_id(group.group, member, self._incarnation),
                 group=group.group,
@@ -76,12 +76,12 @@ class Dispatcher:
                 query=group.query,
                 version=group.version,
             )
-            self._crew.spawn(self._execute(ticket), ticket.execution_id)
+            self._tasks.spawn(self._execute(ticket), ticket.execution_id)
 
     async def _execute(self, ticket: Ticket) -> None:
-        board = self._board
-        started = board.clock.now()
-        board.record(
+        state = self._state
+        started = state.clock.now()
+        state.record(
             ExecutionStarted(
                 t=started,
                 execution_id=ticket.execution_id,
@@ -90,25 +90,46 @@ class Dispatcher:
                 harness=self._executions.harness(ticket),
             )
         )
+        running = True
+
+        def terminate() -> None:
+            nonlocal running
+            if running:
+                running = False
+                self._terminated(ticket, started)
+
+        def terminated() -> None:
+            terminate()
+            state.changed()
+
         try:
-            outcome = await self._executions.run(ticket)
+            outcome = await self._executions.run(ticket, terminated)
         except BaseException:
-            board.ledger.cancel(ticket.group, ticket.member)
+            terminate()
+            state.ledger.cancel(ticket.group, ticket.member)
             self._closed(ticket, started, _cut_off(ticket))
             raise
-        seconds = board.clock.now() - started
-        ready = board.ledger.close(ticket.group, ticket.member, outcome, seconds)
+        terminate()
+        ready = state.ledger.close(ticket.group, ticket.member, outcome)
         self._closed(ticket, started, outcome)
-        self._order.observe(ticket.query, seconds)
         if ready:
-            board.record(GroupReady(t=board.clock.now(), group=ticket.group))
-            if board.config.dispatch == "continuous":
+            state.record(GroupReady(t=state.clock.now(), group=ticket.group))
+            if state.config.dispatch == "continuous":
                 self.fill()
-        board.changed()
+        state.changed()
+
+    def _terminated(self, ticket: Ticket, started: float) -> None:
+        state = self._state
+        now = state.clock.now()
+        state.ledger.terminate(ticket.group, ticket.member, now - started)
+        state.record(
+            ExecutionTerminated(t=now, execution_id=ticket.execution_id, group=ticket.group, seconds=now - started)
+        )
+        self._order.observe(ticket.query, now - started)
 
     def _closed(self, ticket: Ticket, started: float, outcome: Outcome) -> None:
-        now = self._board.clock.now()
-        self._board.record(
+        now = self._state.clock.now()
+        self._state.record(
             ExecutionClosed(
                 t=now,
                 execution_id=ticket.execution_id,
@@ -117,6 +138,8 @@ class Dispatcher:
                 reward=outcome.reward,
                 cause=outcome.cause,
                 seconds=now - started,
+                grading_s=outcome.grading_s,
+                waited_s=outcome.waited_s,
                 message=outcome.message,
             )
         )

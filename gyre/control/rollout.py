@@ -7,19 +7,19 @@ in a new process when it was lost. Calls of a lost engine are rerouted by the pr
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gyre.control.base import NO_CALLS, Handoff, Member, MemberLost, Probe
-from gyre.control.board import Board
-from gyre.control.members import Members
+from gyre.control.base import NO_CALLS, Handoff, Probe, WorkerId, WorkerLost
+from gyre.control.recovery import Recovery
+from gyre.control.shared_state import SharedState
 from gyre.core.errors import GyreError
 
 
 class Rollout:
     """Owner of the engines."""
 
-    def __init__(self, board: Board, members: Members) -> None:
-        self._board = board
-        self._members = members
-        self._cells = members.cells
+    def __init__(self, state: SharedState, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._cells = recovery.cells
         self._serving: set[int] = set()
         """Engines in the rollout role, alive or not."""
         self._admitting: list[int] = []
@@ -30,7 +30,7 @@ class Rollout:
 
     def order(self, training: int) -> list[int]:
         """Engines in the order in which moved calls prefer them: the pool, then rollout cells from the last one."""
-        return [*self._board.config.pool, *reversed(range(training, self._board.config.K))]
+        return [*self._state.config.pool, *reversed(range(training, self._state.config.cells))]
 
     @property
     def starved(self) -> bool:
@@ -45,10 +45,10 @@ class Rollout:
     async def enter(self, engine: int) -> None:
         """The engine serves with the published weights, through as many processes as that takes."""
         while engine not in self._serving:
-            await self._board.signal.until(lambda: self._members.alive("engine", engine))
+            await self._state.signal.until(lambda: self._recovery.alive("engine", engine))
             try:
-                await self._members.attempt(self._cells.enter_rollout(engine, self._board.published))
-            except MemberLost:
+                await self._recovery.attempt(self._cells.enter_rollout(engine, self._state.published))
+            except WorkerLost:
                 continue
             self._serving.add(engine)
 
@@ -56,27 +56,27 @@ class Rollout:
         """Returns when the engine holds no memory and its calls have gone elsewhere. It no longer admits."""
         self._serving.discard(engine)
         try:
-            return await self._members.attempt(self._cells.leave_rollout(engine))
-        except MemberLost:
+            return await self._recovery.attempt(self._cells.leave_rollout(engine))
+        except WorkerLost:
             # Its calls were rerouted because it died; its replacement starts without memory.
-            await self._board.signal.until(lambda: self._members.alive("engine", engine))
+            await self._state.signal.until(lambda: self._recovery.alive("engine", engine))
             return NO_CALLS
 
     async def publish(self, version: int) -> list[Probe]:
         async with self._publishing:
-            engines = [e for e in self.order(0) if e in self._serving and self._members.alive("engine", e)]
-            publication = await self._members.attempt(self._cells.publish(version, engines))
-            self._board.publish(version)
+            engines = [e for e in self.order(0) if e in self._serving and self._recovery.alive("engine", e)]
+            publication = await self._recovery.attempt(self._cells.publish(version, engines))
+            self._state.publish(version)
             for engine, why in publication.failed.items():
-                self._members.lost(Member("engine", engine), why)
+                self._recovery.lost(WorkerId("engine", engine), why)
         return publication.probes
 
     async def guard(self) -> None:
         """Raises GyreError when no engine has been alive for too long; ends otherwise only by cancellation."""
-        board, limit = self._board, self._members.limits.no_engine_s
+        state, limit = self._state, self._recovery.limits.no_engine_s
         while True:
-            await board.signal.until(lambda: self.starved)
-            if not await board.within(limit, lambda: not self.starved):
+            await state.signal.until(lambda: self.starved)
+            if not await state.within(limit, lambda: not self.starved):
                 raise GyreError(f"no rollout engine has been alive for {limit:g} s, so no execution can go on")
 
     async def gone(self, cell: int) -> None:  # noqa: ARG002  whoever it is, the routes follow who is alive
@@ -85,7 +85,7 @@ class Rollout:
     async def back(self, cell: int, alive: Callable[[], None]) -> None:
         async with self._publishing:
             if cell in self._serving:
-                await self._cells.enter_rollout(cell, self._board.published)
+                await self._cells.enter_rollout(cell, self._state.published)
             alive()
         await self._route()
 
@@ -94,4 +94,4 @@ class Rollout:
             await self._cells.set_admitting(self._routable())
 
     def _routable(self) -> list[int]:
-        return [engine for engine in self._admitting if self._members.alive("engine", engine)]
+        return [engine for engine in self._admitting if self._recovery.alive("engine", engine)]

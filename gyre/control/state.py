@@ -62,7 +62,7 @@ class ControlView(msgspec.Struct, frozen=True, kw_only=True):
     ready_groups: int
     roles: list[Role]
     """[K]"""
-    members: int
+    training_cells: int
     """Cells registered for the current batch."""
     batch_groups_taken: int
     batch_groups_done: int

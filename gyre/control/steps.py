@@ -1,9 +1,9 @@
 """One optimizer step: a batch is opened, cells claim and process it, the core updates, the journal gets the sums."""
 
 from gyre.control.base import UpdateStats
-from gyre.control.batches import Batch, Packer
-from gyre.control.board import Board
-from gyre.control.members import Members
+from gyre.control.batches import Batch, MicroStepQueue
+from gyre.control.recovery import Recovery
+from gyre.control.shared_state import SharedState
 from gyre.control.training_set import TrainingSet
 from gyre.core.drift import gap_rise, merged
 from gyre.core.errors import GroupBroken, InvariantViolation
@@ -13,11 +13,16 @@ from gyre.scheduling.staleness import StalenessAccount
 
 class Steps:
     def __init__(
-        self, board: Board, members: Members, packer: Packer, training: TrainingSet, staleness: StalenessAccount
+        self,
+        state: SharedState,
+        recovery: Recovery,
+        queue: MicroStepQueue,
+        training: TrainingSet,
+        staleness: StalenessAccount,
     ) -> None:
-        self._board = board
-        self._members = members
-        self._packer = packer
+        self._state = state
+        self._recovery = recovery
+        self._queue = queue
         self._training = training
         self._staleness = staleness
         self._gaps: list[float] = []
@@ -26,48 +31,48 @@ class Steps:
 
     async def run(self) -> None:
         """Returns when the update is done and, inside a burst, every cell has the new weights."""
-        board = self._board
-        board.burst.taken += 1
-        batch = Batch(version=board.version, size=board.config.B, started=board.clock.now())
-        self._packer.open(batch)
+        state = self._state
+        state.burst.taken += 1
+        batch = Batch(version=state.version, size=state.config.groups_per_step, started=state.clock.now())
+        self._queue.open(batch)
         broken = 0
         stats: UpdateStats | None = None
         while stats is None:
-            await board.signal.until(lambda: batch.complete and self._training.sound)
+            await state.signal.until(lambda: batch.complete and self._training.all_alive)
             async with self._training.window:
-                if not (batch.complete and self._training.sound):
+                if not (batch.complete and self._training.all_alive):
                     continue
-                board.show(f"updating to version {batch.step}")
+                state.show(f"updating to version {batch.step}")
                 cells = self._training.size
                 try:
-                    stats = await self._members.attempt(self._members.cells.update(cells))
+                    stats = await self._recovery.attempt(self._recovery.cells.update(cells))
                 except GroupBroken:
                     # Which satellites' gradients arrived is unknown; the core's own is intact.
                     broken += 1
-                    if broken > self._members.limits.losses:
+                    if broken > self._recovery.limits.max_failures:
                         raise
                     await self._training.drop(1)
                     continue
                 if stats.version != batch.step:
                     raise InvariantViolation(f"The core is at version {stats.version} after step {batch.step}.")
-                self._packer.close()
-                board.stepped(stats.version)
-                if board.burst.last_step:
-                    board.burst.over = True
+                self._queue.close()
+                state.stepped(stats.version)
+                if state.burst.last_step:
+                    state.burst.over = True
                 else:
                     await self._training.renew()
         self._account(batch, stats, cells)
 
     def _account(self, batch: Batch, stats: UpdateStats, cells: int) -> None:
-        board = self._board
-        now = board.clock.now()
+        state = self._state
+        now = state.clock.now()
         results = batch.results()
         gap_count = sum(result.gap_count for result in results)
         gap_mean = sum(result.gap_sum for result in results) / gap_count if gap_count else 0.0
         staleness = [batch.version - group.version for group in batch.groups]
         self._staleness.step(staleness)
         self.reward_mean = batch.reward_mean()
-        board.record(
+        state.record(
             StepDone(
                 t=now,
                 step=batch.step,
@@ -93,5 +98,5 @@ class Steps:
             self._gaps.append(gap_mean)
             rise = gap_rise(self._gaps)
             if rise:
-                board.record(LogprobGapGrew(t=now, step=batch.step, rise=rise))
-        board.sample()
+                state.record(LogprobGapGrew(t=now, step=batch.step, rise=rise))
+        state.sample()

@@ -10,22 +10,22 @@ the burst.
 import asyncio
 from collections.abc import Callable
 
-from gyre.control.base import MemberLost
-from gyre.control.batches import Packer
-from gyre.control.board import Board
-from gyre.control.crew import Crew, together
-from gyre.control.members import Members
-from gyre.control.workers import Worker
+from gyre.control.base import WorkerLost
+from gyre.control.batches import MicroStepQueue
+from gyre.control.recovery import Recovery
+from gyre.control.shared_state import SharedState
+from gyre.control.task_supervisor import TaskSupervisor, together
+from gyre.control.training_cell import TrainingCell
 from gyre.core.events import CellJoined, MicroStepsReturned
 
 
 class TrainingSet:
-    def __init__(self, board: Board, members: Members, packer: Packer, crew: Crew) -> None:
-        self._board = board
-        self._members = members
-        self._packer = packer
-        self._crew = crew
-        self._workers: list[Worker] = []
+    def __init__(self, state: SharedState, recovery: Recovery, queue: MicroStepQueue, tasks: TaskSupervisor) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._queue = queue
+        self._tasks = tasks
+        self._workers: list[TrainingCell] = []
         self.window = asyncio.Lock()
         """Held while a cell pulls weights and registers, while the core updates, and while cells are dropped from the
         batch: never two of them at a time."""
@@ -36,41 +36,41 @@ class TrainingSet:
         return len(self._workers)
 
     @property
-    def sound(self) -> bool:
+    def all_alive(self) -> bool:
         """No registered cell is known to be lost."""
-        return all(self._members.alive("trainer", worker.cell) for worker in self._workers)
+        return all(self._recovery.alive("trainer", worker.cell) for worker in self._workers)
 
     @property
     def about_to_take(self) -> bool:
         """A registered cell is about to take a ready group, which is no supply for another cell."""
-        return self._packer.hungry()
+        return self._queue.wants_work()
 
     @property
     def next_may_register(self) -> bool:
         """The next cell of the prefix has left rollout, is in no batch, and has a living trainer."""
-        board, cell = self._board, self.size
+        state, cell = self._state, self.size
         return (
-            not board.burst.over
-            and cell < board.training
-            and board.roles[cell] == "training"
-            and self._members.alive("trainer", cell)
+            not state.burst.over
+            and cell < state.training
+            and state.roles[cell] == "training"
+            and self._recovery.alive("trainer", cell)
         )
 
     async def register_next(self) -> None:
         """In the window: the next cell of the prefix pulls the weights that the current batch trains and starts
         claiming. A cell that joins between two batches takes part from the next one. One without a living trainer stays
         out until it has one."""
-        board, batch, cell = self._board, self._packer.batch, self.size
-        if board.burst.over or not await self._enter_training(cell):
+        state, batch, cell = self._state, self._queue.batch, self.size
+        if state.burst.over or not await self._enter_training(cell):
             return
-        self._workers.append(Worker(cell, board, self._members, self._packer, self._crew))
-        board.roles[cell] = "training"
-        board.record(
+        self._workers.append(TrainingCell(cell, state, self._recovery, self._queue, self._tasks))
+        state.roles[cell] = "training"
+        state.record(
             CellJoined(
-                t=board.clock.now(),
+                t=state.clock.now(),
                 cell=cell,
-                step=board.version + 1,
-                version=board.version,
+                step=state.version + 1,
+                version=state.version,
                 late=batch is not None and batch.processed_micro_steps > 0,
             )
         )
@@ -88,11 +88,11 @@ class TrainingSet:
 
     async def drop(self, first: int) -> None:
         """In the window: takes cells `first`, `first` + 1, … out of the batch; their gradients count no more."""
-        board, batch = self._board, self._packer.batch
+        state, batch = self._state, self._queue.batch
         for cell in await self.release(first):
-            returned = self._packer.give_back(cell)
+            returned = self._queue.give_back(cell)
             if returned and batch is not None:
-                board.record(MicroStepsReturned(t=board.clock.now(), cell=cell, step=batch.step, micro_steps=returned))
+                state.record(MicroStepsReturned(t=state.clock.now(), cell=cell, step=batch.step, micro_steps=returned))
 
     async def gone(self, cell: int) -> None:
         async with self.window:
@@ -103,9 +103,9 @@ class TrainingSet:
 
     async def _enter_training(self, cell: int) -> bool:
         """False when the cell's trainer is lost."""
-        call = self._members.cells.enter_training(cell, self._board.version)
+        call = self._recovery.cells.enter_training(cell, self._state.version)
         try:
-            await self._members.attempt(call)
-        except MemberLost:
+            await self._recovery.attempt(call)
+        except WorkerLost:
             return False
         return True

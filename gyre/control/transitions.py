@@ -7,42 +7,42 @@ register → claim. T→R mirrors it: stop claiming → leave_training → enter
 import asyncio
 import contextlib
 
-from gyre.control.base import NO_CALLS, Handoff, MemberLost
-from gyre.control.board import Board
-from gyre.control.crew import Crew, together
-from gyre.control.members import Members
+from gyre.control.base import NO_CALLS, Handoff, WorkerLost
+from gyre.control.recovery import Recovery
 from gyre.control.rollout import Rollout
+from gyre.control.shared_state import SharedState
+from gyre.control.task_supervisor import TaskSupervisor, together
 from gyre.control.training_set import TrainingSet
 from gyre.core.events import CellLeft, Role, TransitionFinished, TransitionStarted
-from gyre.scheduling.policies import Decision, Policy
+from gyre.scheduling.modes import Mode, ModeDecision
 
 
 class Transitions:
     def __init__(
         self,
-        board: Board,
-        members: Members,
+        state: SharedState,
+        recovery: Recovery,
         rollout: Rollout,
         training: TrainingSet,
-        policy: Policy,
-        crew: Crew,
+        mode: Mode,
+        tasks: TaskSupervisor,
     ) -> None:
-        self._board = board
-        self._members = members
+        self._state = state
+        self._recovery = recovery
         self._rollout = rollout
         self._training = training
-        self._policy = policy
-        self._crew = crew
+        self._mode = mode
+        self._tasks = tasks
         self._serial = asyncio.Lock()
 
     async def start(self) -> None:
         """Puts every engine and cell into its first role; nothing is admitted before."""
-        board = self._board
-        board.training = 0 if self._policy.releases else board.config.K
-        serving = self._rollout.order(board.training)
+        state = self._state
+        state.training = 0 if self._mode.releases else state.config.cells
+        serving = self._rollout.order(state.training)
         await together(*(self._rollout.enter(engine) for engine in serving))
-        for cell in range(board.training):
-            board.roles[cell] = "training"
+        for cell in range(state.training):
+            state.roles[cell] = "training"
             async with self._training.window:
                 if self._training.size == cell:
                     await self._training.register_next()
@@ -54,17 +54,17 @@ class Transitions:
 
         Claims come first: a group that a waiting cell is about to take is no supply for another cell.
         """
-        board = self._board
+        state = self._state
         while True:
-            await board.signal.until(lambda: self._training.next_may_register or self._decision() is not None)
+            await state.signal.until(lambda: self._training.next_may_register or self._decision() is not None)
             async with self._serial:
                 if self._training.next_may_register:
                     async with self._training.window:
                         await self._training.register_next()
                     continue
                 decision = self._decision()
-                if decision is not None and decision.training > board.training:
-                    await self._join(board.training)
+                if decision is not None and decision.training > state.training:
+                    await self._join(state.training)
                     continue
             if decision is not None and decision.recheck_at is not None:
                 await self._another_decision(decision, decision.recheck_at)
@@ -72,23 +72,23 @@ class Transitions:
     async def end_burst(self) -> None:
         """After the final update: a transition under way ends, then all satellites return to rollout at once, if the
         policy lets them."""
-        if not self._policy.releases:
+        if not self._mode.releases:
             return
-        self._board.show("satellites return to rollout")
+        self._state.show("satellites return to rollout")
         async with self._serial:
-            roles = self._board.roles
-            satellites = [cell for cell in range(1, self._board.training) if roles[cell] == "training"]
+            roles = self._state.roles
+            satellites = [cell for cell in range(1, self._state.training) if roles[cell] == "training"]
             done = await self._training.release(1)
             await together(*(self._leave(cell, done.get(cell, 0)) for cell in reversed(satellites)))
 
     async def reopen(self) -> None:
         """After the publication: returned cells admit again; who still trains leaves (the core) or enters the
         next burst with zero gradients."""
-        board = self._board
-        stays = self._policy.decide(board.situation(boundary=True)).training > 0
-        training = 1 if self._policy.releases else board.config.K
+        state = self._state
+        stays = self._mode.decide(state.situation(boundary=True)).training > 0
+        training = 1 if self._mode.releases else state.config.cells
         await self._rollout.admit(self._rollout.order(training))
-        board.training = training
+        state.training = training
         if stays:
             async with self._training.window:
                 await self._training.renew()
@@ -96,68 +96,68 @@ class Transitions:
             # Before the next batch opens: the core must not claim from it, nor may another cell join meanwhile.
             await self._serial.acquire()
             done = await self._training.release(0)
-            self._crew.spawn(self._core_leaves(done[0]), "core leaves training")
+            self._tasks.spawn(self._core_leaves(done[0]), "core leaves training")
 
     async def _core_leaves(self, micro_steps: int) -> None:
         """Lets other transitions go on when it has succeeded; otherwise the run ends."""
-        board = self._board
+        state = self._state
         await self._leave(0, micro_steps)
         await self._rollout.admit(self._rollout.order(0))
-        board.training = 0
-        board.guard_burst()
-        board.reset_timer()
-        board.changed()
+        state.training = 0
+        state.guard_burst()
+        state.reset_timer()
+        state.changed()
         self._serial.release()
 
     async def _join(self, cell: int) -> None:
-        board = self._board
+        state = self._state
         started = self._started(cell, "rollout", "training")
-        board.training = cell + 1
-        board.changed()
-        await self._rollout.admit(self._rollout.order(board.training))
+        state.training = cell + 1
+        state.changed()
+        await self._rollout.admit(self._rollout.order(state.training))
         handoff = await self._rollout.leave(cell)
         target: Role = "training"
         async with self._training.window:
-            if board.burst.over:
+            if state.burst.over:
                 target = "rollout"
                 await self._rollout.enter(cell)
             elif self._training.size == cell:
                 await self._training.register_next()
         self._finished(cell, "rollout", target, started, handoff)
-        board.reset_timer()
-        board.changed()
+        state.reset_timer()
+        state.changed()
 
     async def _leave(self, cell: int, micro_steps: int) -> None:
-        board = self._board
+        state = self._state
         started = self._started(cell, "training", "rollout")
-        board.record(CellLeft(t=started, cell=cell, step=board.version, micro_steps=micro_steps))
-        if self._members.alive("trainer", cell):
+        state.record(CellLeft(t=started, cell=cell, step=state.version, micro_steps=micro_steps))
+        if self._recovery.alive("trainer", cell):
             # A trainer that is lost here takes its memory with it, and its replacement starts asleep.
-            with contextlib.suppress(MemberLost):
-                await self._members.attempt(self._members.cells.leave_training(cell))
+            with contextlib.suppress(WorkerLost):
+                await self._recovery.attempt(self._recovery.cells.leave_training(cell))
         await self._rollout.enter(cell)
         self._finished(cell, "training", "rollout", started, NO_CALLS)
 
     def _started(self, cell: int, source: Role, target: Role) -> float:
-        board = self._board
-        now = board.clock.now()
-        board.record(
+        state = self._state
+        now = state.clock.now()
+        state.record(
             TransitionStarted(
                 t=now,
                 cell=cell,
                 source=source,
                 target=target,
-                waterlevel=board.ledger.waterlevel,
-                ready_groups=board.ledger.ready,
+                waterlevel=state.ledger.waterlevel,
+                ready_groups=state.ledger.ready,
             )
         )
         return now
 
     def _finished(self, cell: int, source: Role, target: Role, started: float, calls: Handoff) -> None:
-        board = self._board
-        now = board.clock.now()
-        board.roles[cell] = target
-        board.record(
+        state = self._state
+        now = state.clock.now()
+        state.roles[cell] = target
+        state.record(
             TransitionFinished(
                 t=now,
                 cell=cell,
@@ -169,16 +169,16 @@ class Transitions:
                 seconds=now - started,
             )
         )
-        board.sample()
+        state.sample()
 
-    def _decision(self) -> Decision | None:
+    def _decision(self) -> ModeDecision | None:
         """What the policy says, when it says anything."""
-        board = self._board
-        if board.burst.over or self._training.about_to_take or not self._members.alive("engine", board.training):
+        state = self._state
+        if state.burst.over or self._training.about_to_take or not self._recovery.alive("engine", state.training):
             return None
-        decision = self._policy.decide(board.situation())
-        return decision if decision.training > board.training or decision.recheck_at is not None else None
+        decision = self._mode.decide(state.situation())
+        return decision if decision.training > state.training or decision.recheck_at is not None else None
 
-    async def _another_decision(self, decision: Decision, recheck_at: float) -> None:
+    async def _another_decision(self, decision: ModeDecision, recheck_at: float) -> None:
         """Returns at `recheck_at`, or when the policy changes its mind before."""
-        await self._board.within(recheck_at - self._board.clock.now(), lambda: self._decision() != decision)
+        await self._state.within(recheck_at - self._state.clock.now(), lambda: self._decision() != decision)

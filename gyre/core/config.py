@@ -1,15 +1,17 @@
 """Reading typed configuration: TOML file, `section.key=value` overrides, msgspec structs.
 
 An unknown key, a wrong type or a value out of range is a `ConfigError` of one sentence that names the file, the key and
-what is allowed. Field annotations of type `pathlib.Path` are resolved against the file's directory.
+what is allowed. Field annotations of type `pathlib.Path` are resolved against the file's directory. A struct may name
+the keys that it had under another name in its class variable `RENAMED_KEYS`, old → new.
 """
 
 import difflib
 import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +22,8 @@ from gyre.core.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+ENV_NAME = re.compile(r"[^=\0]+")
+"""What the operating system takes as the name of an environment variable."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -51,6 +55,16 @@ def decode(data: dict[str, Any], type_: type[T], *, where: str, base: Path) -> T
         message, _, location = str(error).partition(" - at ")
         key = location.strip("`").removeprefix("$").strip(".") or "(top level)"
         raise ConfigError(f"{where}: {key}: {message[0].lower()}{message[1:]}") from None
+
+
+def require_environment(env: Mapping[str, str], where: str) -> None:
+    """Raises ConfigError, which names `where` and the variable, when no process could be started with it."""
+    for name, value in env.items():
+        if not ENV_NAME.fullmatch(name) or "\0" in value:
+            raise ConfigError(
+                f"{where}: {name!r} cannot be an environment variable: its name must not be empty or hold '=', and "
+                "neither name nor value a NUL character"
+            )
 
 
 def dump(config: msgspec.Struct) -> str:
@@ -88,6 +102,8 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
     for key, value in data.items():
         full = ".".join((*path, key))
         if key not in known:
+            if new := getattr(type_, "RENAMED_KEYS", {}).get(key):
+                raise ConfigError(f"{where}: {full} is now called {'.'.join((*path, new))}; rename the key")
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             of_kind = f" of {tag} {data[tag]!r}" if tag in data else ""

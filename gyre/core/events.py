@@ -35,13 +35,29 @@ class ExecutionStarted(_Event, frozen=True, kw_only=True, tag="execution_started
     harness: str
 
 
+class ExecutionTerminated(_Event, frozen=True, kw_only=True, tag="execution_terminated"):
+    """The harness has ended: f + 1, its place is free. The grade may still be missing."""
+
+    execution_id: str
+    group: int
+    seconds: float
+    """Since its launch."""
+
+
 class ExecutionClosed(_Event, frozen=True, kw_only=True, tag="execution_closed"):
+    """The outcome is known."""
+
     execution_id: str
     group: int
     validity: str
     reward: float
     cause: str
     seconds: float
+    """Since its launch."""
+    grading_s: float = 0.0
+    """Seconds of its gradings."""
+    waited_s: float = 0.0
+    """Seconds for which they had to wait for a grader."""
     message: str = ""
     """One sentence when the execution did not simply complete."""
 
@@ -161,6 +177,8 @@ class LedgerSampled(_Event, frozen=True, kw_only=True, tag="ledger"):
     f: int
     capacity: int
     ready: int
+    grading: int = 0
+    """Terminated executions whose grade is not known yet."""
     roles: list[Role]
 
 
@@ -215,6 +233,7 @@ Event = (
     RunStarted
     | GroupDispatched
     | ExecutionStarted
+    | ExecutionTerminated
     | ExecutionClosed
     | GroupReady
     | TransitionStarted

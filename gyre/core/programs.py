@@ -1,5 +1,6 @@
-"""What a probe of this machine found, and how programs are asked."""
+"""What a probe of this machine found, how programs are asked, and what a process may have."""
 
+import resource
 import subprocess
 from typing import NamedTuple
 
@@ -22,3 +23,9 @@ def first_line(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.partition("\n")[0].strip()
+
+
+def raise_open_files() -> None:
+    """This process may have as many open files as the hard limit allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

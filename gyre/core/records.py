@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gyre.core.routing import Routing
+from gyre.core.expert_routing import ExpertRouting
 
 
 class RoleClass(StrEnum):
@@ -72,7 +72,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Differences between emitted and echoed history met while matching this call, by kind."""
     flags: list[str] = []
     """Things worth showing: "unparsed_tool_call", "replayed", …"""
-    routing: Routing | UnsetType = UNSET
+    routing: ExpertRouting | UnsetType = UNSET
     """Experts at the position before each own token, delta and output: positions [prefix_len − 1, T − 1) of the call,
     from 0 for a root. Not stored when the run does not replay routing."""
 
@@ -86,6 +86,17 @@ class Validity(StrEnum):
     """Work exists but no valid assessment within the budget: out of loss and of group statistics."""
     NO_WORK = "no-work"
     """Complete failure without assessable work: dummy with zero reward, counts in the group, zero loss."""
+
+
+class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the proxy saw of an execution's calls: it tells the platform's doing from the policy's."""
+
+    answered: int = 0
+    """Calls that the policy answered, those that were cut included."""
+    cut: int = 0
+    """Answers that ended at the token limit."""
+    lost: int = 0
+    """Calls that got no answer for a reason of the platform's, and that no later try of the harness got either."""
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +124,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     """Meaningful when VALID; 0.0 for NO_WORK; ignored for UNRESOLVED."""
     cause: str
-    """How the execution ended: completed, harness_timeout, overall_timeout, harness_exit, boot_failed, cancelled."""
+    """How the execution ended: a `runner.failures.Cause`."""
     assessment: Assessment | None = None
     harness_exit_code: int | None = None
     message: str = ""
+    calls: CallFacts | None = None
+    """None when nobody told them, as for an execution that was cancelled."""
+    grading_s: float = 0.0
+    """Seconds of all gradings."""
+    waited_s: float = 0.0
+    """Seconds for which they had to wait for a grader."""
 
 
 class SessionAccess(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ from starlette.routing import Route
 from gyre.core.errors import GyreError
 from gyre.dashboard import pages
 from gyre.dashboard.metrics import RunMetrics
-from gyre.dashboard.text import visible
 from gyre.dashboard.view import RunView
+from gyre.report.text import visible
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gyre.dashboard.totals import Mean, Totals
+from gyre.report.totals import Mean, Totals
 from gyre.store import RunStore
 
 ACTIVITIES = ("rollout", "training", "transition")
@@ -99,7 +99,10 @@ def _executions(totals: Totals) -> Iterator[Metric]:
     for (validity, cause), count in sorted(totals.closed.items()):
         closed.add_metric((validity, cause), count)
     yield closed
-    yield _mean("gyre_execution_seconds", "From launch to close", totals.execution_seconds)
+    yield _mean("gyre_execution_seconds", "From launch to outcome", totals.execution_seconds)
+    yield _gauge("gyre_executions_grading", "Terminated executions whose grade is not known yet", totals.grading)
+    yield _mean("gyre_grading_seconds", "Of a grader, over closed executions", totals.grading_seconds)
+    yield _mean("gyre_grader_wait_seconds", "Waiting for a grader, over closed executions", totals.grader_wait_seconds)
     yield _counter("gyre_calls", "Model calls that the proxy served", totals.proxy.calls)
     yield _counter("gyre_call_retries", "Requests recognised as a repeat of a call", totals.proxy.retries)
     moved = CounterMetricFamily(

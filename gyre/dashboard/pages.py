@@ -9,12 +9,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gyre.core.records import Validity
-from gyre.dashboard import tables
-from gyre.dashboard.facts import facts
-from gyre.dashboard.text import excerpt, whole
-from gyre.dashboard.tree_lines import TreeLine, tree_lines
-from gyre.dashboard.view import Execution, RunView
-from gyre.store.summary import ExecutionSummary, RunSummary
+from gyre.dashboard.view import ExecutionView, RunView
+from gyre.report import tables
+from gyre.report.facts import facts
+from gyre.report.summary import ExecutionSummary, RunSummary
+from gyre.report.text import excerpt, whole
+from gyre.report.tree_lines import TreeLine, tree_lines
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def call(view: RunView, request: Request) -> dict[str, Any]:
     seq = request.path_params["seq"]
     record = next((record for record in found.records if record.seq == seq), None)
     if record is None:
-        raise HTTPException(404, f"Execution {name} has no call {seq}; it has {len(found.records)} calls.")
+        raise HTTPException(404, f"ExecutionView {name} has no call {seq}; it has {len(found.records)} calls.")
     seq_of = {record.call_id: record.seq for record in found.records}
     tokens = [("in", token) for token in record.delta_ids] + [("out", token) for token in record.output_ids]
     some, pager = _page(tokens, TOKENS, request)
@@ -135,7 +135,7 @@ def _base(view: RunView) -> dict[str, Any]:
     return {"run": view.run.root.name}
 
 
-def _execution(view: RunView, request: Request) -> tuple[str, Execution]:
+def _execution(view: RunView, request: Request) -> tuple[str, ExecutionView]:
     name = request.path_params["execution"]
     found = view.execution(name)
     if found is None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gyre.core.errors import ConfigError
 from gyre.core.events import StepDone
-from gyre.store.summary import RunSummary, mean
+from gyre.report.summary import RunSummary, mean
 
 
 def scalars(step: StepDone) -> dict[str, float]:

@@ -11,15 +11,15 @@ from matplotlib.figure import Figure
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
 from gyre.core.records import Assessment, CallRecord, Outcome
-from gyre.dashboard import plots
-from gyre.dashboard.text import Decode, decoder
+from gyre.report import plots
+from gyre.report.summary import ExecutionSummary, RunSummary, summarise
+from gyre.report.text import Decode, decoder
+from gyre.report.timeline import mentioned
+from gyre.report.trees import TreeSummary, tree_summary
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.scheduling.plan import explain
 from gyre.store import RunDir
 from gyre.store.journal import on_one_axis
-from gyre.store.summary import ExecutionSummary, RunSummary, summarise
-from gyre.store.timeline import mentioned
-from gyre.store.trees import TreeSummary, tree_summary
 
 TIMELINE_STEPS = 48
 """The timeline shows the last ones; more in one picture cannot be told apart."""
@@ -35,7 +35,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Without trees: `RunView.with_trees` adds those of the executions that a page shows."""
 
 
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
+class ExecutionView(msgspec.Struct, frozen=True, kw_only=True):
     """All that is stored about one execution; `outcome` is None while it runs."""
 
     records: list[CallRecord]
@@ -70,14 +70,14 @@ class RunView:
         """Reads the records only of executions that have made another call since their tree was last asked for."""
         return [msgspec.structs.replace(execution, tree=self._tree(execution.id)) for execution in executions]
 
-    def execution(self, execution_id: str) -> Execution | None:
+    def execution(self, execution_id: str) -> ExecutionView | None:
         """None when the run has neither started it nor recorded anything of it."""
         records, outcome = self.store.records(execution_id), self.store.outcome(execution_id)
         if not records and outcome is None:
             started = self.snapshot().summary.executions
             if all(execution.id != execution_id for execution in started):
                 return None
-        return Execution(records=records, outcome=outcome, assessments=self.store.assessments(execution_id))
+        return ExecutionView(records=records, outcome=outcome, assessments=self.store.assessments(execution_id))
 
     def charts(self) -> list[str]:
         """Names of the charts that the journal has something to draw in."""

@@ -33,7 +33,7 @@ def require_fit(
     if length >= limit:
         raise GyreError(f"prompt of {length} tokens does not fit the engine's context of {limit}")
     if request.routing_from is not None and not tells_routing:
-        raise GyreError("the engine was not started to tell experts: set tell_routing, or do not ask for them")
+        raise GyreError("the engine was not started to tell experts: set replay_routing, or do not ask for them")
     if request.routing_from is not None and not 0 <= request.routing_from < length:
         raise GyreError(f"experts from position {request.routing_from} of a prompt of {length} tokens")
     if not 0 <= min(request.input_ids) <= max(request.input_ids) < vocabulary:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from gyre.core.expert_routing import ExpertRouting
 from gyre.core.records import FinishReason
-from gyre.core.routing import Routing
 from gyre.core.tokens import TokenIds
 from gyre.transport.base import WeightRef
 
@@ -49,7 +49,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     check."""
     cached_tokens: int = 0
     """First chunk only: prompt tokens served from the prefix cache."""
-    routing: Routing | None = None
+    routing: ExpertRouting | None = None
     """Experts of the next positions that went through the model. Position t is the one that predicts token t + 1, so
     the chunks of an answer tell [routing_from, T_in + T_out − 1), at the latest in the last one; an abort may leave the
     end out. Positions that the prefix cache served have the experts that computed their KV. Each is told once: after an

@@ -18,5 +18,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Prompt plus output; a generation that reaches it ends with finish "length"."""
     seed: int = 0
     """Of the sampler. Outputs also depend on how requests are batched, so they repeat only for the same arrivals."""
-    tell_routing: bool = False
+    replay_routing: bool = False
     """Requests can ask for the experts of every token."""

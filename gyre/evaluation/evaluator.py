@@ -14,8 +14,9 @@ from gyre.core.errors import SandboxError
 from gyre.core.records import Assessment
 from gyre.core.text import storable
 from gyre.evaluation.artifact import digest
+from gyre.evaluation.config import EvaluationSection
 from gyre.evaluation.reward import InvalidReward, read_reward
-from gyre.sandboxes import BubblewrapSandbox, Limits, Mount, Sandbox, SandboxSpec
+from gyre.sandboxes import BubblewrapSandbox, Mount, Sandbox, SandboxLimits, SandboxSpec
 from gyre.tasks import Task
 
 EVALUATOR = "tests/test.sh"
@@ -38,30 +39,32 @@ class Evaluator:
 
     def __init__(
         self,
+        section: EvaluationSection | None = None,
         make_sandbox: Callable[[SandboxSpec], Sandbox] = BubblewrapSandbox,
         *,
-        boot_timeout_s: float = 60.0,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._section = section or EvaluationSection()
         self._make_sandbox = make_sandbox
-        self._boot_timeout_s = boot_timeout_s
-        self._limits = limits or Limits()
+        self._limits = limits or SandboxLimits()
         self._clock = clock or SystemClock()
 
     async def preserve(self, execution_id: str, sandbox: SandboxSpec) -> Preserved:
         """The state of a closed sandbox."""
-        content = await digest(sandbox.workspace)
+        content = await digest(sandbox.workspace, timeout_s=self._section.digest_s)
         return Preserved(execution_id=execution_id, sandbox=sandbox, digest=content)
 
-    async def assess(self, preserved: Preserved, task: Task, *, timeout_s: float, log: Path) -> Assessment:
+    async def assess(
+        self, preserved: Preserved, task: Task, *, timeout_s: float, log: Path, boot_timeout_s: float = 60.0
+    ) -> Assessment:
         """One grading within `timeout_s`, designated when it is valid; the verifier's output is appended to `log`."""
         started = self._clock.now()
         score: float | None = None
         detail: dict[str, float] = {}
         error = ""
         try:
-            score, detail = await self._graded(preserved, task, timeout_s, log)
+            score, detail = await self._graded(preserved, task, timeout_s, boot_timeout_s, log)
         except (InvalidReward, SandboxError, OSError) as problem:
             error = storable(str(problem))
         return Assessment(
@@ -77,7 +80,7 @@ class Evaluator:
         )
 
     async def _graded(
-        self, preserved: Preserved, task: Task, timeout_s: float, log: Path
+        self, preserved: Preserved, task: Task, timeout_s: float, boot_timeout_s: float, log: Path
     ) -> tuple[float, dict[str, float]]:
         before = preserved.sandbox
         logs = [Mount(source=before.logs / part, target=f"/logs/{part}") for part in ("agent", "artifacts")]
@@ -100,7 +103,7 @@ class Evaluator:
                 stdout=log,
                 stderr=log,
                 timeout_s=timeout_s,
-                boot_timeout_s=self._boot_timeout_s,
+                boot_timeout_s=boot_timeout_s,
             )
             if result.timed_out:
                 raise InvalidReward(f"tests/test.sh of {task.name} did not end within {timeout_s:g} s")

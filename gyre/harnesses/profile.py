@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from gyre.core.config import decode
+from gyre.core.config import decode, require_environment
 from gyre.core.errors import ConfigError
 from gyre.harnesses.window import WINDOW_VARIABLES
 from gyre.trajectory.roles import RoleMarkers
@@ -88,6 +88,8 @@ def read_profile(path: Path) -> HarnessProfile:
         data = _merged(_data(path.parent / f"{base}.toml"), data)
     profile = decode({"name": path.stem, **data}, HarnessProfile, where=str(path), base=path.parent)
     _check_variables(profile, str(path))
+    for field, variables in (("env", profile.env), ("window_env", profile.window_env)):
+        require_environment(variables, f"{path}: {field}")
     for file in map(PurePosixPath, profile.files):
         if file.is_absolute() or ".." in file.parts:
             raise ConfigError(f"{path}: files: {file} is not below HOME; name it relative to HOME, without `..`.")

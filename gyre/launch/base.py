@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 HERE = ""
-"""The place on the launcher's own machine that has no devices."""
+"""The bundle on the launcher's own machine that has no devices."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +21,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`package.module:function` of the worker."""
     config: msgspec.Raw
     """The worker's config Struct as JSON; the worker decodes it strictly."""
-    place: str = HERE
-    """Where it runs. Processes of one place share a machine and its devices."""
+    bundle: str = HERE
+    """Where it runs. Processes of one bundle share a machine and its devices."""
     devices: list[int] = []
-    """Which of its place's devices it sees, as indices; a place without devices shows none."""
+    """Which of its bundle's devices it sees, as indices; a bundle without devices shows none."""
     env: dict[str, str] = {}
     start_timeout_s: float = 120.0
 
@@ -78,8 +78,8 @@ class Launcher(Protocol):
     host: str
     """Where the started processes reach this machine."""
 
-    def scratch(self, place: str) -> Path:
-        """Private directory on the place's machine, best in shared memory; it goes when the place does."""
+    def scratch(self, bundle: str) -> Path:
+        """Private directory on the bundle's machine, best in shared memory; it goes when the bundle does."""
         ...
 
     async def start(self, spec: ProcessSpec) -> Process:

@@ -64,7 +64,7 @@ class LocalProcess:
 class LocalLauncher:
     """`launch.base.Launcher` for one machine. `close()` (or `async with`) ends everything it started.
 
-    `devices`: ids of each place's devices, as CUDA_VISIBLE_DEVICES names them. `host`: where other machines reach this
+    `devices`: ids of each bundle's devices, as CUDA_VISIBLE_DEVICES names them. `host`: where other machines reach this
     one; without it nothing listens but unix sockets.
     """
 
@@ -103,7 +103,7 @@ class LocalLauncher:
         await self.stop_all(grace_s=10.0)
         await asyncio.to_thread(self._sweeper.communicate)
 
-    def scratch(self, place: str) -> Path:  # noqa: ARG002
+    def scratch(self, bundle: str) -> Path:  # noqa: ARG002
         return self._scratch
 
     async def start(self, spec: ProcessSpec) -> LocalProcess:
@@ -154,7 +154,7 @@ class LocalLauncher:
         await asyncio.gather(*(process.stop(grace_s) for process in stopping))
 
     def _visible(self, spec: ProcessSpec) -> str:
-        ids = self._devices.get(spec.place, ())
+        ids = self._devices.get(spec.bundle, ())
         return ",".join(ids[index] for index in spec.devices) if ids else ""
 
 

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import logging
 import os
-import resource
 import signal
 import sys
 import typing
@@ -20,6 +19,7 @@ from typing import cast
 import msgspec
 
 from gyre.core.errors import ConfigError
+from gyre.core.programs import raise_open_files
 from gyre.launch.base import WorkerContext, WorkerMain, WorkerOrder
 
 log = logging.getLogger("gyre.worker")
@@ -67,8 +67,7 @@ def main() -> None:
     # Ctrl-C reaches the whole terminal group; the supervisor decides the order in which things end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Shells allow 1024 open files; a proxy holds several connections for every execution.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_open_files()
     # Read exactly one line without buffering past it: the rest of the pipe is the supervisor's life line.
     line = bytearray()
     while (byte := os.read(0, 1)) not in (b"", b"\n"):

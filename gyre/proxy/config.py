@@ -15,7 +15,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     thinking: bool = False
     sampling: Sampling = Sampling()
     """The distribution of behaviour; the template's stop tokens are added to its own."""
-    record_routing: bool = False
+    replay_routing: bool = False
     """Records hold the experts that the engines chose; the engines must have been started to tell them."""
     max_context: int
     """Tokens of prompt plus answer that the policy can hold."""

@@ -9,9 +9,9 @@ from typing import Protocol
 from gyre.core.errors import GyreError
 from gyre.core.records import SessionAccess
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyStats, SessionSpec, SessionSummary
-from gyre.proxy.http import Door
-from gyre.proxy.services import Services
-from gyre.proxy.session import Session
+from gyre.proxy.http.routes import SessionRegistry
+from gyre.proxy.session.services import Services
+from gyre.proxy.session.session import Session
 from gyre.trajectory.roles import RoleMarkers
 
 
@@ -29,12 +29,12 @@ class Proxy:
     """Implements `ProxyControl` over the sessions of this worker."""
 
     def __init__(
-        self, services: Services, door: Door, load_profile: Callable[[str], Profile], socket: str = ""
+        self, services: Services, registry: SessionRegistry, load_profile: Callable[[str], Profile], socket: str = ""
     ) -> None:
         """`load_profile` finds the profile of a harness by name; it raises ConfigError for an unknown one. `socket` is
-        where sandboxes reach the door."""
+        where sandboxes reach the registry."""
         self._services = services
-        self._door = door
+        self._registry = registry
         self._load_profile = load_profile
         self._socket = socket
         self._sessions: dict[str, Session] = {}
@@ -56,7 +56,7 @@ class Proxy:
             api_key=f"sk-gyre-{secrets.token_urlsafe(24)}",
             socket=self._socket,
         )
-        self._door.open(access, session)
+        self._registry.open(access, session)
         self._sessions[spec.execution_id] = session
         self._access[spec.execution_id] = access
         return access
@@ -72,7 +72,7 @@ class Proxy:
         if execution_id not in self._summaries:
             self._summaries[execution_id] = summary
             self._closed_counts.update(session.counts)
-            self._door.close(self._access.pop(execution_id))
+            self._registry.close(self._access.pop(execution_id))
             del self._sessions[execution_id]
         return summary
 

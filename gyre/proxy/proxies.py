@@ -37,7 +37,7 @@ def total(reports: Sequence[R]) -> R:
     return kind(**fields)
 
 
-class Proxies:
+class ProxyWorkers:
     """Implements `ProxyControl` over the controls of at least one worker. What concerns engines goes to all of them;
     what they report is summed."""
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gyre.proxy.call import Asked, Call
 from gyre.proxy.dialects.base import WireRequest
 from gyre.proxy.dialects.memo import identity
+from gyre.proxy.session.call import Asked, ModelCall
 from gyre.trajectory.roles import Classification
 
 _COUNT = "x-stainless-retry-count"
@@ -31,10 +31,10 @@ class Repeats:
     """The calls of one session that a later request may be a retry of."""
 
     def __init__(self) -> None:
-        self._calls: dict[bytes, list[Call]] = {}
+        self._calls: dict[bytes, list[ModelCall]] = {}
         self._owed: Counter[bytes] = Counter()
 
-    def find(self, key: bytes, headers: Mapping[str, str]) -> Call | None:
+    def find(self, key: bytes, headers: Mapping[str, str]) -> ModelCall | None:
         """The call that a request with this key repeats; None when it is a new one."""
         calls = self._calls.get(key, [])
         lost = next((call for call in calls if call.lost), None)
@@ -45,14 +45,14 @@ class Repeats:
             return None
         return calls[-1] if calls and says_retry(headers) else None
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ModelCall) -> None:
         self._calls.setdefault(call.asked.key, []).append(call)
 
     def refused(self, key: bytes) -> None:
         """A request was answered with an error, or given up: its retry is a new call."""
         self._owed[key] += 1
 
-    def drop(self, call: Call) -> None:
+    def drop(self, call: ModelCall) -> None:
         """The call failed or was abandoned."""
         calls = self._calls.get(call.asked.key, [])
         if call in calls:

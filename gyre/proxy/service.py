@@ -9,8 +9,8 @@ from collections import Counter
 
 from gyre.core.records import FinishReason, RoleClass
 from gyre.proxy.base import LastAnswer
-from gyre.proxy.call import Asked
 from gyre.proxy.errors import CallError, Fault
+from gyre.proxy.session.call import Asked
 
 _CAUSES = {Fault.UNAVAILABLE: "no_engine", Fault.INTERNAL: "error"}
 """Faults that are the platform's. All others are the harness's own, or the end of its execution."""

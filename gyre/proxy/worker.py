@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from gyre.chat.render import ChatRenderer
 from gyre.core.clock import SystemClock
 from gyre.engines.base import Engine
 from gyre.harnesses import load_profile
@@ -14,14 +15,13 @@ from gyre.launch.serving import serving_rpc
 from gyre.proxy.base import ProxyControl
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.control import Proxy
-from gyre.proxy.http import Door, Limits, create_app
-from gyre.proxy.router import Router, RouterLimits
-from gyre.proxy.services import CallBounds, Services, StoreSink
-from gyre.proxy.serving import listeners, serve_http
-from gyre.proxy.tokenizer import load_tokenizer
+from gyre.proxy.http.routes import HttpLimits, SessionRegistry, create_app
+from gyre.proxy.http.server import listeners, serve_http
+from gyre.proxy.router.router import Router, RouterLimits
+from gyre.proxy.session.services import CallBounds, Services, StoreSink
+from gyre.proxy.session.tokenizer import load_tokenizer
 from gyre.rpc import connect
 from gyre.store import RunDir
-from gyre.trajectory.render import ChatRenderer
 
 
 async def main(config: ProxyConfig, context: WorkerContext) -> None:
@@ -48,16 +48,16 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
             running=config.max_calls_per_session,
         ),
         coalesce_s=config.coalesce_s,
-        record_routing=config.record_routing,
+        replay_routing=config.replay_routing,
     )
-    door = Door()
-    proxy = Proxy(services, door, cache(load_profile), config.socket)
-    http_limits = Limits(
+    registry = SessionRegistry()
+    proxy = Proxy(services, registry, cache(load_profile), config.socket)
+    http_limits = HttpLimits(
         keepalive_s=config.keepalive_s,
         client_timeout_s=config.client_timeout_s,
         max_body_bytes=config.max_body_bytes,
     )
-    app = create_app(door, http_limits)
+    app = create_app(registry, http_limits)
     try:
         async with serve_http(app, listeners(config)):
             try:

@@ -5,7 +5,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
-from gyre.core.records import Outcome, SessionAccess
+from gyre.core.records import CallFacts, Outcome, SessionAccess
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -17,6 +17,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     harness_s: Seconds = 300.0
     evaluation_s: Seconds = 120.0
     overall_s: Seconds = 600.0
+    """Waiting for a boot or a grader apart."""
 
 
 class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +34,9 @@ class ExecutionReport(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     """Preserved workspace directory."""
     boot_s: float
+    boot_waited_s: float
+    """Seconds for which it had to wait for its boot."""
     harness_s: float
-    evaluation_s: float
 
 
 class Runner(Protocol):
@@ -44,11 +46,12 @@ class Runner(Protocol):
         ...
 
     async def wait_closed(self, execution_id: str) -> None:
-        """Returns when the harness has ended (by itself, by its budget or by cancel), before evaluation."""
+        """Returns when the harness has ended (by itself, by its budget or by cancel), before it is graded."""
         ...
 
-    async def wait(self, execution_id: str) -> ExecutionReport:
-        """Returns when the outcome is designated. Never raises for anything the execution did."""
+    async def wait(self, execution_id: str, calls: CallFacts) -> ExecutionReport:
+        """Returns when the outcome is designated, from the work and from what the proxy saw: grading begins when the
+        harness has ended and its `calls` are told. Never raises for anything the execution did."""
         ...
 
     async def cancel(self, execution_id: str) -> None:

@@ -1,9 +1,25 @@
-"""Configuration of a runner worker."""
+"""[runner], and the configuration of a runner worker."""
+
+import os
 
 import msgspec
 
+from gyre.core.config import Positive
+from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
-from gyre.sandboxes import Limits
+from gyre.sandboxes import SandboxLimits
+
+
+class RunnerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    boots: Positive | None = None
+    """Sandboxes that boot at a time; twice as many as the machine has cores when it is left out. Who waits for its
+    boot spends none of its budget."""
+    boot_attempts: Positive = 2
+    """Starts of one execution until its sandbox boots."""
+
+    @property
+    def at_a_time(self) -> int:
+        return self.boots or 2 * (os.cpu_count() or 1)
 
 
 class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,11 +29,6 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The policy's, which harnesses must not overflow."""
     harness_root: str = ""
     """Where harnesses are installed; "" is `.cache/harnesses` of this checkout."""
-    max_boots: int = 4
-    """Sandboxes that boot at the same time."""
-    max_evaluations: int = 2
-    """Verifiers that run at the same time."""
-    boot_attempts: int = 2
-    evaluation_attempts: int = 2
-    """Gradings of one preserved state until one is valid, while the overall budget lasts."""
-    limits: Limits = Limits()
+    section: RunnerSection = RunnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    limits: SandboxLimits = SandboxLimits()

@@ -1,17 +1,24 @@
-"""The life of one execution on its node: boot → harness → closed → evaluation → outcome, each with its own budget."""
+"""The life of one execution on its node: boot → harness → closed → evaluation → outcome.
+
+Each has its own budget. The overall one stands still while the execution waits for a boot, for what the proxy tells of
+its calls, or for a grader.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
 
+from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import TaskError
-from gyre.core.records import Assessment
+from gyre.core.records import Assessment, CallFacts
 from gyre.evaluation import Evaluator
 from gyre.harnesses import HarnessProfile
 from gyre.runner.base import ExecutionReport, ExecutionSpec
+from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
-from gyre.runner.failures import POLICIES, Cause, Ending, designate, worth_grading
+from gyre.runner.failures import POLICIES, Cause, Ending, designate, judge, worth_grading
 from gyre.runner.harness import HarnessRun, HarnessRunner
+from gyre.runner.slot import Slot
 from gyre.sandboxes import SandboxSpec
 from gyre.tasks import Task, load_task
 
@@ -28,8 +35,9 @@ class Execution:
         config: RunnerConfig,
         harness: HarnessRunner,
         evaluator: Evaluator,
-        evaluations: asyncio.Semaphore,
+        gradings: asyncio.Semaphore,
         record: Callable[[Assessment], None],
+        clock: Clock | None = None,
     ) -> None:
         self.spec = spec
         self.closed = asyncio.Event()
@@ -38,28 +46,37 @@ class Execution:
         self._config = config
         self._harness = harness
         self._evaluator = evaluator
-        self._evaluations = evaluations
+        self._gradings = gradings
         self._record = record
+        self._clock = clock or SystemClock()
+        self._budget = Budget(spec.budgets.overall_s)
         self._work: asyncio.Future[ExecutionReport] | None = None
+        self._calls: asyncio.Future[CallFacts] = asyncio.get_running_loop().create_future()
         self._cancelled = False
         self._run: HarnessRun | None = None
         self._assessments: list[Assessment] = []
+        self._waited_s = 0.0
 
     def cancel(self) -> None:
         self._cancelled = True
         if self._work is not None:
             self._work.cancel()
 
+    def tell(self, calls: CallFacts) -> None:
+        """What the proxy saw, once the harness has ended; grading begins then. A repetition is ignored."""
+        if not self._calls.done():
+            self._calls.set_result(calls)
+
     async def run(self) -> ExecutionReport:
         """Returns when the outcome is known; nothing of the execution runs any more."""
-        overall_s = self.spec.budgets.overall_s
         self._work = asyncio.ensure_future(self._phases())
         if self._cancelled:
             self._work.cancel()
         try:
-            async with asyncio.timeout(overall_s):
+            async with self._budget:
                 return await self._work
         except TimeoutError:
+            overall_s = self.spec.budgets.overall_s
             return self._report(
                 Ending(cause=Cause.OVERALL_TIMEOUT, message=f"the execution did not end within {overall_s:g} s")
             )
@@ -70,11 +87,8 @@ class Execution:
         except Exception as error:
             # Whatever an execution contains, it ends itself at most, never the run.
             log.exception("execution %s failed in the runner", self.spec.execution_id)
-            return self._report(
-                Ending(
-                    cause=Cause.RUNNER_ERROR, message=f"the runner failed, see its log: {type(error).__name__}: {error}"
-                )
-            )
+            message = f"the runner failed, see its log: {type(error).__name__}: {error}"
+            return self._report(Ending(cause=Cause.RUNNER_ERROR, message=message))
         finally:
             self.closed.set()
 
@@ -83,7 +97,7 @@ class Execution:
             task = load_task(self.spec.task)
         except TaskError as error:
             return self._report(Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False))
-        for _ in range(self._config.boot_attempts):
+        for _ in range(self._config.section.boot_attempts):
             self._run = await self._harness.run(
                 self.spec.execution_id,
                 task,
@@ -91,37 +105,54 @@ class Execution:
                 self.spec.access,
                 boot_timeout_s=self.spec.budgets.boot_s,
                 timeout_s=min(self.spec.budgets.harness_s, task.agent_timeout_s or float("inf")),
+                budget=self._budget,
             )
             if not POLICIES[self._run.ending.cause].retry:
                 break
         assert self._run is not None
         self.closed.set()
-        if worth_grading(self._run.ending):
+        with self._budget.paused():
+            calls = await asyncio.shield(self._calls)
+        ending = judge(self._run.ending, calls)
+        if worth_grading(ending):
             await self._evaluate(task, self._run.sandbox)
-        return self._report(self._run.ending)
+        return self._report(ending)
 
     async def _evaluate(self, task: Task, sandbox: SandboxSpec) -> None:
         execution_id = self.spec.execution_id
-        preserved = await self._evaluator.preserve(execution_id, sandbox)
-        async with self._evaluations:
-            for _ in range(self._config.evaluation_attempts):
+        with self._budget.paused():
+            preserved = await self._evaluator.preserve(execution_id, sandbox)
+        for attempt in range(self._config.evaluation.attempts):
+            if attempt:
+                with self._budget.paused():
+                    await self._clock.sleep(self._config.evaluation.retry_s * 2 ** (attempt - 1))
+            grader = Slot(self._gradings)
+            started = self._clock.now()
+            with self._budget.paused():
+                await grader.take()
+            self._waited_s += self._clock.now() - started
+            try:
                 assessment = await self._evaluator.assess(
                     preserved,
                     task,
                     timeout_s=min(self.spec.budgets.evaluation_s, task.verifier_timeout_s or float("inf")),
+                    boot_timeout_s=self.spec.budgets.boot_s,
                     log=self._harness.log(execution_id, "verifier"),
                 )
-                self._assessments.append(assessment)
-                self._record(assessment)
-                if assessment.valid:
-                    return
+            finally:
+                grader.free()
+            self._assessments.append(assessment)
+            self._record(assessment)
+            if assessment.valid:
+                return
 
     def _report(self, ending: Ending) -> ExecutionReport:
         run = self._run
+        calls = self._calls.result() if self._calls.done() else None
         return ExecutionReport(
-            outcome=designate(self.spec.execution_id, ending, self._assessments),
+            outcome=designate(self.spec.execution_id, ending, self._assessments, calls, self._waited_s),
             workspace=str(self._harness.workspace(self.spec.execution_id) / "app"),
             boot_s=run.boot_s if run else 0.0,
+            boot_waited_s=run.boot_waited_s if run else 0.0,
             harness_s=run.harness_s if run else 0.0,
-            evaluation_s=sum(assessment.seconds for assessment in self._assessments),
         )

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gyre.core.records import Assessment, Outcome, Validity
+from gyre.core.records import Assessment, CallFacts, Outcome, Validity
 from gyre.core.text import storable
 
 
@@ -21,11 +21,14 @@ class Cause(StrEnum):
     BOOT_FAILED = "boot_failed"
     OVERALL_TIMEOUT = "overall_timeout"
     CANCELLED = "cancelled"
+    CALLS_LOST = "calls_lost"
+    """Calls of the harness got no answer for a reason of the platform's. Whatever the harness then did, and whatever
+    exit code it chose, tells nothing of the policy."""
     RUNNER_ERROR = "runner_error"
     """Gyre itself failed over this execution: its log has the traceback."""
 
 
-class Policy(msgspec.Struct, frozen=True):
+class RetryRule(msgspec.Struct, frozen=True):
     retry: bool
     """Start the execution again: nothing of it has happened yet."""
     grade: bool
@@ -34,14 +37,15 @@ class Policy(msgspec.Struct, frozen=True):
     """A valid grade counts."""
 
 
-POLICIES: dict[Cause, Policy] = {
-    Cause.COMPLETED: Policy(retry=False, grade=True, train=True),
-    Cause.HARNESS_EXIT: Policy(retry=False, grade=True, train=True),
-    Cause.HARNESS_TIMEOUT: Policy(retry=False, grade=True, train=True),
-    Cause.BOOT_FAILED: Policy(retry=True, grade=False, train=False),
-    Cause.OVERALL_TIMEOUT: Policy(retry=False, grade=False, train=False),
-    Cause.CANCELLED: Policy(retry=False, grade=False, train=False),
-    Cause.RUNNER_ERROR: Policy(retry=False, grade=False, train=False),
+POLICIES: dict[Cause, RetryRule] = {
+    Cause.COMPLETED: RetryRule(retry=False, grade=True, train=True),
+    Cause.HARNESS_EXIT: RetryRule(retry=False, grade=True, train=True),
+    Cause.HARNESS_TIMEOUT: RetryRule(retry=False, grade=True, train=True),
+    Cause.BOOT_FAILED: RetryRule(retry=True, grade=False, train=False),
+    Cause.OVERALL_TIMEOUT: RetryRule(retry=False, grade=False, train=False),
+    Cause.CANCELLED: RetryRule(retry=False, grade=False, train=False),
+    Cause.CALLS_LOST: RetryRule(retry=False, grade=False, train=False),
+    Cause.RUNNER_ERROR: RetryRule(retry=False, grade=False, train=False),
 }
 
 
@@ -52,18 +56,38 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     message: str = ""
     worked: bool = True
-    """False when the workspace is what it was at the start and the harness does not say that the policy failed."""
+    """False when the workspace is what it was at the start and the policy has not answered a single call."""
+
+
+def judge(ending: Ending, calls: CallFacts) -> Ending:
+    """How the execution ended, seen together with its calls: the one place where both meet.
+
+    A harness may end well although it was cut off from the policy, and with an error because of what the policy said:
+    its answer ran into the token limit, filled the context or could not be used. The first is the platform's, the
+    second the policy's. An execution that was stopped from outside stays that."""
+    if not POLICIES[ending.cause].grade:
+        return ending
+    if calls.lost:
+        message = f"{calls.lost} calls got no answer for a reason of the platform's"
+        return msgspec.structs.replace(ending, cause=Cause.CALLS_LOST, message=message)
+    return msgspec.structs.replace(ending, worked=ending.worked or calls.answered > 0)
 
 
 def worth_grading(ending: Ending) -> bool:
-    """A harness that failed and left the workspace untouched has no work to grade: an outage must not read as a bad
-    policy. A harness that says that it is done, or whose time is up, is graded whatever it did."""
+    """A harness that failed before the policy said anything, and left the workspace untouched, has no work to grade. A
+    harness that says that it is done, or whose time is up, is graded whatever it did."""
     if ending.cause is Cause.HARNESS_EXIT and not ending.worked:
         return False
     return POLICIES[ending.cause].grade
 
 
-def designate(execution_id: str, ending: Ending, assessments: list[Assessment]) -> Outcome:
+def designate(
+    execution_id: str,
+    ending: Ending,
+    assessments: list[Assessment],
+    calls: CallFacts | None = None,
+    waited_s: float = 0.0,
+) -> Outcome:
     """The outcome of a closed execution from all its assessments, oldest first."""
     valid = [assessment for assessment in assessments if assessment.designated and assessment.valid]
     message = ending.message
@@ -84,4 +108,7 @@ def designate(execution_id: str, ending: Ending, assessments: list[Assessment]) 
         assessment=chosen,
         harness_exit_code=ending.exit_code,
         message=storable(message),
+        calls=calls,
+        grading_s=sum(assessment.seconds for assessment in assessments),
+        waited_s=waited_s,
     )

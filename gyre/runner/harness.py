@@ -5,13 +5,17 @@ from pathlib import Path
 
 import msgspec
 
+from gyre.core.clock import SystemClock
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.core.paths import HOME
 from gyre.core.records import SessionAccess
 from gyre.evaluation import digest
+from gyre.evaluation.artifact import UNREAD
 from gyre.harnesses import HarnessLaunch, HarnessProfile, prefix_of, prepare
+from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
 from gyre.runner.failures import Cause, Ending
+from gyre.runner.slot import Slot
 from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, Sandbox, SandboxSpec
 from gyre.sandboxes.files import tail
 from gyre.tasks import Task
@@ -23,6 +27,7 @@ class HarnessRun(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending
     sandbox: SandboxSpec
     boot_s: float = 0.0
+    boot_waited_s: float = 0.0
     harness_s: float = 0.0
 
 
@@ -31,7 +36,7 @@ class HarnessRunner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self._boots = asyncio.Semaphore(config.max_boots)
+        self._boots = asyncio.Semaphore(config.section.at_a_time)
         self._logs = Path(config.run_dir) / "logs" / "executions"
         self._logs.mkdir(parents=True, exist_ok=True)
 
@@ -50,6 +55,7 @@ class HarnessRunner:
         *,
         boot_timeout_s: float,
         timeout_s: float,
+        budget: Budget,
     ) -> HarnessRun:
         """Never raises for what the execution did; cancelling it ends the sandbox. The workspace is kept."""
         root = Path(self._config.harness_root) if self._config.harness_root else None
@@ -80,7 +86,7 @@ class HarnessRunner:
         try:
             # The same id may have been cut off before, by a failed boot or with an earlier runner: it starts anew.
             await sandbox.close(keep=False)
-            return await self._run(sandbox, task, profile, launch, boot_timeout_s, timeout_s)
+            return await self._run(sandbox, task, profile, launch, boot_timeout_s, timeout_s, budget)
         except (SandboxError, OSError, ValueError) as error:
             # ValueError: what no process can be given, such as a variable whose name holds "=".
             ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
@@ -96,10 +102,14 @@ class HarnessRunner:
         launch: HarnessLaunch,
         boot_timeout_s: float,
         timeout_s: float,
+        budget: Budget,
     ) -> HarnessRun:
         spec = sandbox.spec
-        booting = _Slot(self._boots)
-        await booting.take()
+        clock = SystemClock()
+        booting = Slot(self._boots)
+        with budget.paused():
+            await booting.take()
+        waited = clock.now()
         try:
             await sandbox.start()
             if task.workspace is not None:
@@ -108,7 +118,7 @@ class HarnessRunner:
                 (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
                 (spec.home / path).write_text(text, encoding="utf-8")
             (spec.root / "prompt").write_text(launch.stdin, encoding="utf-8")
-            before = await digest(spec.workspace)
+            before = await self._digest(spec)
             result = await sandbox.exec(
                 launch.argv,
                 stdin=spec.root / "prompt",
@@ -125,26 +135,14 @@ class HarnessRunner:
         elif result.exit_code:
             last_words = tail(self.log(spec.name, "out"), LAST_WORDS) + tail(self.log(spec.name, "err"), LAST_WORDS)
             worked = any(text in last_words for text in profile.policy_failures)
-            worked = worked or await digest(spec.workspace) != before
+            worked = worked or (after := await self._digest(spec)) != before or after == UNREAD
             message = f"the harness ended with exit code {result.exit_code}, see {self.log(spec.name, 'err')}"
             ending = Ending(cause=Cause.HARNESS_EXIT, exit_code=result.exit_code, message=message, worked=worked)
         else:
             ending = Ending(cause=Cause.COMPLETED, exit_code=0)
-        return HarnessRun(ending=ending, sandbox=spec, boot_s=result.boot_s, harness_s=result.seconds)
+        return HarnessRun(
+            ending=ending, sandbox=spec, boot_s=result.boot_s, boot_waited_s=waited, harness_s=result.seconds
+        )
 
-
-class _Slot:
-    """One place of a semaphore that may be given back early."""
-
-    def __init__(self, semaphore: asyncio.Semaphore) -> None:
-        self._semaphore = semaphore
-        self._held = False
-
-    async def take(self) -> None:
-        await self._semaphore.acquire()
-        self._held = True
-
-    def free(self) -> None:
-        if self._held:
-            self._held = False
-            self._semaphore.release()
+    async def _digest(self, spec: SandboxSpec) -> str:
+        return await digest(spec.workspace, timeout_s=self._config.evaluation.digest_s)

@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 
 from gyre.core.errors import GyreError
+from gyre.core.records import CallFacts
 from gyre.evaluation import Evaluator
 from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
@@ -18,6 +19,8 @@ from gyre.runner.execution import Execution
 from gyre.runner.harness import HarnessRunner
 from gyre.sandboxes.limits import sweep_cgroups
 from gyre.store import RunStore
+
+NO_CALLS = CallFacts()
 
 
 async def main(config: RunnerConfig, context: WorkerContext) -> None:
@@ -38,8 +41,8 @@ class LocalRunner:
         self._config = config
         self._store = store
         self._harness = HarnessRunner(config)
-        self._evaluator = Evaluator(limits=config.limits)
-        self._evaluations = asyncio.Semaphore(config.max_evaluations)
+        self._evaluator = Evaluator(config.evaluation, limits=config.limits)
+        self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
         self._tasks: dict[str, asyncio.Task[ExecutionReport]] = {}
@@ -55,7 +58,7 @@ class LocalRunner:
             self._config,
             self._harness,
             self._evaluator,
-            self._evaluations,
+            self._gradings,
             self._store.put_assessment,
         )
         self._executions[spec.execution_id] = execution
@@ -64,8 +67,8 @@ class LocalRunner:
     async def wait_closed(self, execution_id: str) -> None:
         await self._known(execution_id).closed.wait()
 
-    async def wait(self, execution_id: str) -> ExecutionReport:
-        self._known(execution_id)
+    async def wait(self, execution_id: str, calls: CallFacts = NO_CALLS) -> ExecutionReport:
+        self._known(execution_id).tell(calls)
         return await asyncio.shield(self._tasks[execution_id])
 
     async def cancel(self, execution_id: str) -> None:

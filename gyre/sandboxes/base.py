@@ -15,7 +15,7 @@ PROXY_URL = "http://127.0.0.1:8080"
 """Where a harness reaches the proxy from inside."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Resource limits. Memory and processes count for the whole sandbox and need a writable cgroup; the others are
     limits of every process and always hold. The disk that a sandbox fills in all is not limited: only a quota of the
     run directory's file system bounds it."""
@@ -45,7 +45,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     mounts: list[Mount] = []
     proxy_socket: Path | None = None
     """Unix socket that PROXY_URL leads to; None: no network at all."""
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
 
     @property
     def workspace(self) -> Path:

@@ -25,6 +25,8 @@ BUSY_TRIES, BUSY_S = 100, 0.02
 """How often, and how far apart, the removal of a cgroup is tried."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 UID = "1000"
+NAMESPACES = ("--unshare-all", "--unshare-user", "--disable-userns")
+"""Every namespace, the user namespace without fail, and none that a sandbox could make itself (bubblewrap 0.8)."""
 
 ETC = {
     "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/bash\n",
@@ -181,7 +183,7 @@ class BubblewrapSandbox:
 
     def _arguments(self) -> list[str]:
         spec = self.spec
-        arguments = ["--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"]
+        arguments = [*NAMESPACES, "--cap-drop", "ALL"]
         arguments += ["--uid", UID, "--gid", UID, "--hostname", "sandbox", "--die-with-parent"]
         arguments += ["--ro-bind", "/usr", "/usr"]
         for name in ("bin", "lib", "lib64", "sbin"):

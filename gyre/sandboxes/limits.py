@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from gyre.sandboxes.base import Limits
+from gyre.sandboxes.base import SandboxLimits
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ exec "$@"
 """
 
 
-def limited(argv: list[str], limits: Limits, cgroups: "list[Path]") -> list[str]:
+def limited(argv: list[str], limits: SandboxLimits, cgroups: "list[Path]") -> list[str]:
     """`argv` started under `limits`, as a member of `cgroups`."""
     blocks = limits.file_mb * 2048  # of 512 bytes
     joins = [str(cgroup / "cgroup.procs") for cgroup in cgroups]
@@ -41,7 +41,7 @@ def limited(argv: list[str], limits: Limits, cgroups: "list[Path]") -> list[str]
     return ["/bin/sh", "-c", LIMIT_SCRIPT, "limits", *values, *joins, "--", *argv]
 
 
-def make_cgroups(limits: Limits) -> list[Path]:
+def make_cgroups(limits: SandboxLimits) -> list[Path]:
     """Cgroups that enforce memory and processes; empty when this machine does not let us make any."""
     made: list[Path] = []
     name = f"{PREFIX}{os.getpid()}-{next(_counter)}"
@@ -95,7 +95,7 @@ def sweep_cgroups() -> None:
 
 
 def cgroups_available() -> bool:
-    cgroups = make_cgroups(Limits())
+    cgroups = make_cgroups(SandboxLimits())
     remove_cgroups(cgroups)
     return bool(cgroups)
 

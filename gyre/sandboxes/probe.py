@@ -4,6 +4,7 @@ import shutil
 import subprocess
 
 from gyre.core.programs import PROBE_TIMEOUT_S, Check, first_line
+from gyre.sandboxes.bubblewrap import NAMESPACES
 
 
 def check_bwrap() -> Check:
@@ -15,7 +16,7 @@ def check_namespaces() -> Check:
     """Every namespace that a sandbox uses, around `true`."""
     if shutil.which("bwrap") is None:
         return Check("namespaces", False, "not tried without bubblewrap", "apt-get install bubblewrap")
-    command = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    command = ["bwrap", *NAMESPACES, "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     return Check(
         "namespaces",

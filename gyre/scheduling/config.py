@@ -1,40 +1,54 @@
 """`[scheduler]`: what a step is, how much may be in flight, and which cells exist (paper §2.2, §4).
 
-Names are the paper's. `problems` is pure and returns every reason to refuse; `require` raises the first one.
+Each key has a plain name; its docstring gives the paper's symbol. `problems` is pure and returns every reason to
+refuse; `require` raises the first one.
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from gyre.core.errors import ConfigError
 
-PolicyName = Literal["elastic", "async", "colocate", "coarse"]
+ModeName = Literal["elastic", "async", "colocate", "coarse"]
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    policy: PolicyName = "elastic"
-    B: int
-    """Query groups per optimizer step."""
-    N: int
-    """Executions per group."""
-    mu: int = 1
-    """Steps per burst, that is between two publications."""
-    phi: float = 0.0
-    """Extra dispatch in units of B; φ·B is a whole number of groups."""
-    K: int
-    """Elastic cells; cell 0 is the core. With `async` all K cells train and never serve."""
-    C_e: int
-    """Concurrent executions that one cell serves in rollout."""
-    C_s: int = 0
-    """Concurrent executions of the standalone pool, all its engines together."""
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {
+        "policy": "mode",
+        "B": "groups_per_step",
+        "N": "executions_per_group",
+        "mu": "steps_per_burst",
+        "phi": "extra_dispatch",
+        "K": "cells",
+        "C_e": "cell_capacity",
+        "C_s": "pool_capacity",
+        "rho_min": "min_supply",
+        "tau_s": "supply_wait_s",
+    }
+
+    mode: ModeName = "elastic"
+    groups_per_step: int
+    """B: query groups per optimizer step."""
+    executions_per_group: int
+    """N: executions per group."""
+    steps_per_burst: int = 1
+    """μ: steps per burst, that is between two publications."""
+    extra_dispatch: float = 0.0
+    """φ: extra dispatch in units of B; φ·B is a whole number of groups."""
+    cells: int
+    """K: elastic cells; cell 0 is the core. With `async` all K cells train and never serve."""
+    cell_capacity: int
+    """C_e: concurrent executions that one cell serves in rollout."""
+    pool_capacity: int = 0
+    """C_s: concurrent executions of the standalone pool, all its engines together."""
     pool_engines: int = 1
     """Engines of the pool, numbered −1, −2, …; without meaning when C_s = 0."""
-    rho_min: float = 0.125
-    """Supply check: ready groups needed before a cell may join, in units of B."""
-    tau_s: float = 60.0
-    """Supply check: seconds for which the supply must have held without a break."""
+    min_supply: float = 0.125
+    """ρ_min, supply check: ready groups needed before a cell may join, in units of B."""
+    supply_wait_s: float = 60.0
+    """τ, supply check: seconds for which the supply must have held without a break."""
     streaming: bool = True
     """False: the first step of a burst waits for all μB groups."""
     dispatch: Literal["boundary", "continuous"] = "boundary"
@@ -50,22 +64,22 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def depth(self) -> int:
         """(φ+μ)·B: groups that are dispatched and not consumed right after a publication."""
-        return round((self.phi + self.mu) * self.B)
+        return round((self.extra_dispatch + self.steps_per_burst) * self.groups_per_step)
 
     @property
     def supply_groups(self) -> float:
         """ρ_min·B."""
-        return self.rho_min * self.B
+        return self.min_supply * self.groups_per_step
 
     @property
     def pool(self) -> list[int]:
         """Ids of the pool's engines."""
-        return [-1 - i for i in range(self.pool_engines)] if self.C_s else []
+        return [-1 - i for i in range(self.pool_engines)] if self.pool_capacity else []
 
 
 def capacity(config: SchedulerConfig, training: int) -> int:
     """C_R = C_s + (K − k)·C_e, with k cells out of rollout (paper §4.1)."""
-    return config.C_s + (config.K - training) * config.C_e
+    return config.pool_capacity + (config.cells - training) * config.cell_capacity
 
 
 def problems(config: SchedulerConfig, section: str = "scheduler") -> list[str]:
@@ -75,17 +89,18 @@ def problems(config: SchedulerConfig, section: str = "scheduler") -> list[str]:
         for key, least in _LEAST.items()
         if getattr(config, key) < least
     ]
-    if not 0 < config.rho_min <= 1:
+    if not 0 < config.min_supply <= 1:
         found.append(
-            f"{section}.rho_min = {config.rho_min} is outside (0, 1]; a batch holds B groups, so no more than B can be "
-            "waited for."
+            f"{section}.min_supply = {config.min_supply} is outside (0, 1]; a batch holds groups_per_step groups, "
+            "so no more than all of them can be waited for."
         )
     if found:
         return found
-    extra = config.phi * config.B
+    extra = config.extra_dispatch * config.groups_per_step
     if not math.isfinite(extra) or abs(extra - round(extra)) > 1e-9:
         found.append(
-            f"{section}.phi = {config.phi} with B = {config.B} is {extra:g} extra groups; φ·B must be a whole number."
+            f"{section}.extra_dispatch = {config.extra_dispatch} with groups_per_step = {config.groups_per_step} is "
+            f"{extra:g} extra groups; their product must be a whole number."
         )
     found += _placement(config, section)
     if not found and config.dispatch == "continuous":
@@ -101,64 +116,73 @@ def require(config: SchedulerConfig, section: str = "scheduler") -> SchedulerCon
 
 
 _LEAST = {
-    "B": 1,
-    "N": 1,
-    "mu": 1,
-    "phi": 0,
-    "K": 1,
-    "C_e": 0,
-    "C_s": 0,
+    "groups_per_step": 1,
+    "executions_per_group": 1,
+    "steps_per_burst": 1,
+    "extra_dispatch": 0,
+    "cells": 1,
+    "cell_capacity": 0,
+    "pool_capacity": 0,
     "pool_engines": 1,
-    "tau_s": 0,
+    "supply_wait_s": 0,
     "max_steps": 1,
     "checkpoint_every": 1,
 }
 
 
 def _placement(config: SchedulerConfig, section: str) -> list[str]:
-    """Cells and pool against the policy."""
+    """Cells and pool against the mode."""
     found: list[str] = []
-    policy = config.policy
-    if policy in ("colocate", "coarse") and config.K != 1:
+    mode = config.mode
+    if mode in ("colocate", "coarse") and config.cells != 1:
         found.append(
-            f"{section}.K = {config.K} with policy {policy}: the whole pool switches as one cell, so K must be 1; "
-            "use policy elastic for cells that switch one by one."
+            f"{section}.cells = {config.cells} with mode {mode}: the whole pool switches as one cell, so it must be 1; "
+            "use mode elastic for cells that switch one by one."
         )
-    if policy == "colocate" and config.C_s:
-        found.append(f"{section}.C_s = {config.C_s} with policy colocate: nothing stays in rollout; use policy coarse.")
-    if policy == "colocate" and config.phi:
+    if mode == "colocate" and config.pool_capacity:
         found.append(
-            f"{section}.phi = {config.phi} with policy colocate: all executions must end before the pool switches, so "
-            "nothing extra can be in flight; φ must be 0."
+            f"{section}.pool_capacity = {config.pool_capacity} with mode colocate: nothing stays in rollout; "
+            "use mode coarse."
         )
-    if policy in ("async", "coarse") and not config.C_s:
-        found.append(f"{section}.C_s = 0 with policy {policy}: its standalone pool must serve at least one execution.")
-    if 0 < config.C_s < config.pool_engines:
+    if mode == "colocate" and config.extra_dispatch:
         found.append(
-            f"{section}.pool_engines = {config.pool_engines} is more than C_s = {config.C_s}: each engine of the pool "
-            "must serve at least one execution."
+            f"{section}.extra_dispatch = {config.extra_dispatch} with mode colocate: all executions must end before "
+            "the pool switches, so nothing extra can be in flight; it must be 0."
         )
-    if policy != "async" and config.C_e < 1:
-        found.append(f"{section}.C_e = {config.C_e} with policy {policy}: a cell in rollout must serve ≥ 1 execution.")
-    most = capacity(config, config.K if policy == "async" else 0)
-    if most < config.N and not found:
-        formula = "C_s" if policy == "async" else "C_s + K·C_e"
+    if mode in ("async", "coarse") and not config.pool_capacity:
         found.append(
-            f"{section}.N = {config.N} is more than the rollout capacity {formula} = {most}; one group must fit at "
-            "once: raise C_e or K, or lower N."
+            f"{section}.pool_capacity = 0 with mode {mode}: its standalone pool must serve at least one execution."
+        )
+    if 0 < config.pool_capacity < config.pool_engines:
+        found.append(
+            f"{section}.pool_engines = {config.pool_engines} is more than pool_capacity = {config.pool_capacity}: each "
+            "engine of the pool must serve at least one execution."
+        )
+    if mode != "async" and config.cell_capacity < 1:
+        found.append(
+            f"{section}.cell_capacity = {config.cell_capacity} with mode {mode}: a cell in rollout must serve "
+            "at least one execution."
+        )
+    most = capacity(config, config.cells if mode == "async" else 0)
+    if most < config.executions_per_group and not found:
+        formula = "pool_capacity" if mode == "async" else "pool_capacity + cells · cell_capacity"
+        found.append(
+            f"{section}.executions_per_group = {config.executions_per_group} is more than the rollout capacity "
+            f"{formula} = {most}; one group must fit at once: raise the capacity or the number of cells, or take fewer "
+            "executions per group."
         )
     return found
 
 
 def _continuous(config: SchedulerConfig, section: str) -> list[str]:
     """Continuous dispatch refills while a burst runs, so the waterlevel must leave room for the core from the start."""
-    if config.policy == "async":
+    if config.mode == "async":
         return []
-    level, room = config.depth * config.N, capacity(config, 1)
+    level, room = config.depth * config.executions_per_group, capacity(config, 1)
     if level <= room:
         return []
     return [
-        f"{section}.dispatch = continuous with policy {config.policy} keeps up to (φ+μ)·B·N = {level} executions in "
+        f"{section}.dispatch = continuous with mode {config.mode} keeps up to (φ+μ)·B·N = {level} executions in "
         f"flight but only C_s + (K−1)·C_e = {room} fit beside a training core, so it might never train; use boundary "
         "dispatch or more capacity."
     ]

@@ -1,7 +1,8 @@
 """The capacity ledger: d, p, f and the groups they belong to (paper §4.2).
 
-d counts dispatched executions, p launched ones, f terminated ones; 0 ≤ f ≤ p ≤ d always and p − f ≤ C_R. Memory holds
-what is outstanding: a group leaves when a batch takes it. Not thread-safe, no clock, no I/O.
+d counts dispatched executions, p launched ones, f terminated ones; 0 ≤ f ≤ p ≤ d always and p − f ≤ C_R. An execution
+terminates when its harness has ended: from then on it holds no place. Its group is ready when the grades of all members
+are there. Memory holds what is outstanding: a group leaves when a batch takes it. Not thread-safe, no clock, no I/O.
 """
 
 import heapq
@@ -23,9 +24,9 @@ class Group(msgspec.Struct, kw_only=True):
     """v_d."""
     outcomes: list[Outcome | None]
     open: int
-    """Members without an outcome."""
+    """Recovery without an outcome."""
     seconds: float = 0.0
-    """Summed over its closed members, from launch to close; those closed before a resume count as none."""
+    """Summed over its terminated group_size, from launch to termination; those of before a resume count as none."""
 
     def closed(self) -> list[Outcome]:
         """[N]; only for a ready group."""
@@ -33,9 +34,9 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 class Ledger:
-    def __init__(self, members: int, lightest_first: bool = False) -> None:
+    def __init__(self, group_size: int, lightest_first: bool = False) -> None:
         """`lightest_first`: `take` prefers, among ready groups of one version, the one whose executions took least."""
-        self.members = members
+        self.group_size = group_size
         """N."""
         self._lightest_first = lightest_first
         self.d = 0
@@ -45,6 +46,7 @@ class Ledger:
         """Dispatched and not yet taken by a batch."""
         self._queue: deque[tuple[int, int]] = deque()
         self._running: set[tuple[int, int]] = set()
+        self._grading: set[tuple[int, int]] = set()
         self._ready: list[tuple[int, float, int]] = []
 
     @property
@@ -60,6 +62,11 @@ class Ledger:
         return self.p - self.f
 
     @property
+    def grading(self) -> int:
+        """Terminated executions without an outcome."""
+        return len(self._grading)
+
+    @property
     def ready(self) -> int:
         """Ready groups that no batch has taken."""
         return len(self._ready)
@@ -68,11 +75,11 @@ class Ledger:
         """Queues the N executions of a group; members with a known outcome (a resumed run) count as terminated."""
         if group in self.groups:
             raise InvariantViolation(f"Group {group} was dispatched twice; dispatch numbers must be new.")
-        outcomes = [(known or {}).get(member) for member in range(self.members)]
-        pending = [member for member in range(self.members) if outcomes[member] is None]
-        self.d += self.members
-        self.p += self.members - len(pending)
-        self.f += self.members - len(pending)
+        outcomes = [(known or {}).get(member) for member in range(self.group_size)]
+        pending = [member for member in range(self.group_size) if outcomes[member] is None]
+        self.d += self.group_size
+        self.p += self.group_size - len(pending)
+        self.f += self.group_size - len(pending)
         self.groups[group] = Group(group=group, query=query, version=version, outcomes=outcomes, open=len(pending))
         self._queue.extend((group, member) for member in pending)
         if not pending:
@@ -85,12 +92,20 @@ class Ledger:
         self._running.add((group, member))
         return self.groups[group], member
 
-    def close(self, group: int, member: int, outcome: Outcome, seconds: float = 0.0) -> bool:
-        """Counts the termination of a launched execution that took `seconds`; True when its group became ready."""
-        self._terminate(group, member)
+    def terminate(self, group: int, member: int, seconds: float = 0.0) -> None:
+        """Counts the termination of a launched execution whose harness took `seconds`; its grade is awaited."""
+        if (group, member) not in self._running:
+            raise InvariantViolation(f"Execution {member} of group {group} terminated but was not running.")
+        self._running.remove((group, member))
+        self._grading.add((group, member))
+        self.f += 1
+        self.groups[group].seconds += seconds
+
+    def close(self, group: int, member: int, outcome: Outcome) -> bool:
+        """Takes the outcome of a terminated execution; True when its group became ready."""
+        self._graded(group, member)
         entry = self.groups[group]
         entry.outcomes[member] = outcome
-        entry.seconds += seconds
         entry.open -= 1
         if entry.open == 0:
             self._is_ready(entry)
@@ -98,8 +113,8 @@ class Ledger:
         return False
 
     def cancel(self, group: int, member: int) -> None:
-        """Counts the termination of an execution that the end of the run cut off; its group never becomes ready."""
-        self._terminate(group, member)
+        """Forgets a terminated execution that the end of the run cut off; its group never becomes ready."""
+        self._graded(group, member)
 
     def take(self) -> Group:
         """Hands the ready group of the oldest version (then the lightest, if asked for; then of the lowest dispatch
@@ -108,7 +123,8 @@ class Ledger:
         return self.groups.pop(group)
 
     def check(self, capacity: int) -> None:
-        """Raises InvariantViolation unless 0 ≤ f ≤ p ≤ d and p − f ≤ C_R and p − f executions run."""
+        """Raises InvariantViolation unless 0 ≤ f ≤ p ≤ d and p − f ≤ C_R and p − f executions run. How many are being
+        graded is bounded by nothing here: they hold no place."""
         if not 0 <= self.f <= self.p <= self.d:
             raise InvariantViolation(f"Counters out of order: f = {self.f}, p = {self.p}, d = {self.d}.")
         if self.running > capacity:
@@ -120,11 +136,10 @@ class Ledger:
         """published − v_d of every outstanding group."""
         return (published - group.version for group in self.groups.values())
 
-    def _terminate(self, group: int, member: int) -> None:
-        if (group, member) not in self._running:
-            raise InvariantViolation(f"Execution {member} of group {group} terminated but was not running.")
-        self._running.remove((group, member))
-        self.f += 1
+    def _graded(self, group: int, member: int) -> None:
+        if (group, member) not in self._grading:
+            raise InvariantViolation(f"Execution {member} of group {group} is closed but no grade of it is awaited.")
+        self._grading.remove((group, member))
 
     def _is_ready(self, entry: Group) -> None:
         weight = entry.seconds if self._lightest_first else 0.0

@@ -38,17 +38,17 @@ def has_supply(config: SchedulerConfig, ready: int, needed: int) -> bool:
 
 def waterlevel_allows(config: SchedulerConfig, waterlevel: int, training: int) -> bool:
     """w ≤ C_R − C_e: what is outstanding fits in the rollout capacity that is left after one more cell leaves."""
-    return training < config.K and waterlevel <= capacity(config, training) - config.C_e
+    return training < config.cells and waterlevel <= capacity(config, training) - config.cell_capacity
 
 
 def supply_holds_at(config: SchedulerConfig, situation: Situation) -> float | None:
     """The time from which the supply check is (or will be) met, if nothing changes; None without supply."""
-    return None if situation.supply_since is None else situation.supply_since + config.tau_s
+    return None if situation.supply_since is None else situation.supply_since + config.supply_wait_s
 
 
 def core_stays(config: SchedulerConfig, situation: Situation) -> bool:
     """Burst end: the next batch has its ρ_min·B groups and w + μNB ≤ C_s + (K−1)·C_e (no timer)."""
-    outstanding = situation.waterlevel + config.mu * config.N * config.B
+    outstanding = situation.waterlevel + config.steps_per_burst * config.executions_per_group * config.groups_per_step
     return has_supply(config, situation.ready, situation.needed) and outstanding <= capacity(config, 1)
 
 
@@ -57,7 +57,7 @@ def batch_may_open(config: SchedulerConfig, ready: int, first_of_burst: bool, st
 
     `steps_left` is the number of steps of this burst not yet taken: μ, or fewer when the run ends inside the burst.
     """
-    return config.streaming or not first_of_burst or ready >= steps_left * config.B
+    return config.streaming or not first_of_burst or ready >= steps_left * config.groups_per_step
 
 
 class SupplyTimer:

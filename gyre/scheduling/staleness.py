@@ -16,9 +16,9 @@ from gyre.core.errors import InvariantViolation
 class StalenessAccount:
     """Adds up both sides of the identity as a run goes."""
 
-    def __init__(self, *, mu: int, batch_groups: int, ages: Iterable[int] = ()) -> None:
+    def __init__(self, *, steps_per_burst: int, batch_groups: int, ages: Iterable[int] = ()) -> None:
         """`ages`: of the groups that a resumed run starts with (A_0)."""
-        self._mu = mu
+        self._mu = steps_per_burst
         self._batch = batch_groups
         self._initial_age = sum(ages)
         self._outstanding = 0
@@ -52,6 +52,6 @@ class StalenessAccount:
             )
 
 
-def expected_staleness(*, phi: float, mu: int) -> float:
+def expected_staleness(*, extra_dispatch: float, steps_per_burst: int) -> float:
     """Steady-state mean of boundary dispatch: φ + (μ−1)/2."""
-    return phi + (mu - 1) / 2
+    return extra_dispatch + (steps_per_burst - 1) / 2

@@ -8,8 +8,8 @@ from gyre.control.base import Environment, ReadyGroup
 from gyre.control.controller import Controller
 from gyre.core.events import Event
 from gyre.scheduling.config import SchedulerConfig
+from gyre.scheduling.modes import Mode
 from gyre.scheduling.order import LaunchOrder
-from gyre.scheduling.policies import Policy
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.loaded import LoadedExecutions
 from gyre.simulation.stats import RunStats
@@ -53,14 +53,14 @@ def simulate(
     times: CellTimes | None = None,
     readers: tuple[Callable[[Event], None], ...] = (),
     order: LaunchOrder | None = None,
-    policy: Policy | None = None,
+    mode: Mode | None = None,
 ) -> RunStats:
     """Runs `config` on the modelled workload in a fresh virtual loop, deterministic for a seed."""
     stats = RunStats()
 
     async def main() -> None:
         clock = VirtualClock()
-        drawn = Drawn(Workload(params, seed, config.N))
+        drawn = Drawn(Workload(params, seed, config.executions_per_group))
         default = CellTimes(publication_s=params.publication_s, update_s=params.update_s)
         cells = SimCells(clock, times or default, training_nodes(params, layout.cell_nodes))
 
@@ -71,7 +71,7 @@ def simulate(
         environment = Environment(
             clock, drawn, executions, SimMaterializer(drawn.costs), cells, MemoryJournal(stats.read, *readers)
         )
-        await Controller(config, environment, order=order, policy=policy).run()
+        await Controller(config, environment, order=order, mode=mode).run()
 
     run_virtual(main())
     return stats

@@ -1,4 +1,4 @@
-"""Executions whose harness phase slows down with the load of the engines.
+"""Executions whose harness phase slows down with the load of the engines, and which are graded afterwards.
 
 All running harness phases progress at one rate, so one number – the progress a phase would have made since the start of
 the run – orders their ends: a change of load moves a single timer instead of every execution.
@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from gyre.control.base import Ticket
 from gyre.core.records import Outcome, Validity
-from gyre.simulation.executions import completed
+from gyre.simulation.clock import VirtualClock
+from gyre.simulation.executions import Graders, completed
 from gyre.simulation.workload import HOUR, GroupDraw, WorkloadParams, speed
 
 Phase = asyncio.Future[bool]
@@ -21,6 +22,7 @@ class LoadedExecutions:
     def __init__(self, params: WorkloadParams, draw: Callable[[int], GroupDraw]) -> None:
         self._params = params
         self._draw = draw
+        self._graders = Graders(VirtualClock(), params.graders)
         self._nodes = 0.0
         self._loop = asyncio.get_running_loop()
         self._progress = 0.0
@@ -47,7 +49,7 @@ class LoadedExecutions:
             self._dirty = True
             self._loop.call_soon(self._rearm)
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         params, draw = self._params, self._draw(ticket.group)
         started = self._loop.time()
         phase: Phase = self._loop.create_future()
@@ -63,11 +65,14 @@ class LoadedExecutions:
             self._advance()
             self._running -= 1
             self._changed()
+        grading = params.evaluation_h * HOUR
+        if grading:
+            terminated()
         if draw.unresolved[ticket.member]:
             await asyncio.sleep(max(0.0, started + params.overall_limit_h * HOUR - self._loop.time()))
             return completed(ticket, "overall_timeout", Validity.UNRESOLVED)
-        await asyncio.sleep(params.evaluation_h * HOUR)
-        return completed(ticket, "completed" if own_end else "harness_timeout")
+        waited = await self._graders.grade(grading)
+        return completed(ticket, "completed" if own_end else "harness_timeout", grading_s=grading, waited_s=waited)
 
     def _advance(self) -> None:
         now = self._loop.time()

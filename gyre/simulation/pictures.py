@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from gyre.core.events import Event, StepDone
+from gyre.report.timeline import ready_groups, role_spans, waterlevels
 from gyre.simulation.workload import HOUR
-from gyre.store.timeline import ready_groups, role_spans, waterlevels
 
 COLOURS = {"rollout": "#4c78a8", "training": "#f58518", "transition": "#bab0ac"}
 

@@ -21,27 +21,31 @@ BURSTS = (1, 2, 3, 4, 6)
 
 def alternatives(config: SchedulerConfig) -> list[SchedulerConfig]:
     """Accepted settings of the same mean staleness: other (φ, μ), and half or twice the cells on the same capacity."""
-    mean = expected_staleness(phi=config.phi, mu=config.mu)
+    mean = expected_staleness(extra_dispatch=config.extra_dispatch, steps_per_burst=config.steps_per_burst)
     found = [
-        msgspec.structs.replace(config, phi=mean - (mu - 1) / 2, mu=mu)
+        msgspec.structs.replace(config, extra_dispatch=mean - (mu - 1) / 2, steps_per_burst=mu)
         for mu in BURSTS
-        if mu != config.mu and mean >= (mu - 1) / 2
+        if mu != config.steps_per_burst and mean >= (mu - 1) / 2
     ]
-    if config.policy == "elastic":
-        if config.K % 2 == 0:
-            found.append(msgspec.structs.replace(config, K=config.K // 2, C_e=config.C_e * 2))
-        if config.C_e % 2 == 0:
-            found.append(msgspec.structs.replace(config, K=config.K * 2, C_e=config.C_e // 2))
+    if config.mode == "elastic":
+        if config.cells % 2 == 0:
+            found.append(
+                msgspec.structs.replace(config, cells=config.cells // 2, cell_capacity=config.cell_capacity * 2)
+            )
+        if config.cell_capacity % 2 == 0:
+            found.append(
+                msgspec.structs.replace(config, cells=config.cells * 2, cell_capacity=config.cell_capacity // 2)
+            )
     return [candidate for candidate in found if not problems(candidate)]
 
 
 def modelled_hours(config: SchedulerConfig, params: WorkloadParams | None = None) -> float:
     """Hours per step with executions like the paper's; a node is what serves 36 of them."""
     params = params or WorkloadParams()
-    nodes = config.C_e / params.reference_load
-    scaled = msgspec.structs.replace(params, work_node_h=params.work_node_h * config.N / 16)
+    nodes = config.cell_capacity / params.reference_load
+    scaled = msgspec.structs.replace(params, work_node_h=params.work_node_h * config.executions_per_group / 16)
     steps = _steps(config)
-    layout = Layout(cell_nodes=nodes, pool_nodes=config.C_s / params.reference_load)
+    layout = Layout(cell_nodes=nodes, pool_nodes=config.pool_capacity / params.reference_load)
     return simulate(msgspec.structs.replace(config, max_steps=steps), layout, scaled, seed=0).step_ends[-1] / steps
 
 
@@ -55,14 +59,20 @@ def recorded_hours(recording: Recording) -> Callable[[SchedulerConfig], float]:
     return hours
 
 
-def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
-    """What the configuration means and how it compares. Raises ConfigError when it cannot run."""
+def plan(config: SchedulerConfig, recording: Recording | None = None, *, graders: int | None = None) -> str:
+    """What the configuration means and how it compares, with so many gradings at a time (None: no bound). Raises
+    ConfigError when it cannot run."""
     require(config)
-    if recording is None and not config.C_e:
-        return explain(config) + "\n\nNot simulated: scheduler.C_e = 0 does not tell how large a cell is."
+    if recording is None and not config.cell_capacity:
+        return explain(config) + "\n\nNot simulated: scheduler.cell_capacity = 0 does not tell how large a cell is."
     if reason := _too_large(config):
         return explain(config) + f"\n\nNot simulated: {reason}."
-    hours = modelled_hours if recording is None else recorded_hours(recording)
+    params = WorkloadParams(graders=graders)
+    hours = (
+        (lambda setting: modelled_hours(setting, params))
+        if recording is None
+        else recorded_hours(msgspec.structs.replace(recording, graders=graders))
+    )
     workload = (
         "executions like the paper's NL2RepoBench (mean 1.93 h)" if recording is None else "the recorded executions"
     )
@@ -70,21 +80,22 @@ def plan(config: SchedulerConfig, recording: Recording | None = None) -> str:
     lines = [
         f"Simulated with {workload}, {_steps(config)} steps: {_duration(own)} per step.",
         "Same mean staleness:",
-        f"{'φ':>6}{'μ':>4}{'K':>5}{'C_e':>6}{'per step':>12}{'':>4}",
+        f"{'φ':>6}{'μ':>4}{'cells':>5}{'cell_capacity':>6}{'per step':>12}{'':>4}",
     ]
     for candidate in [config, *alternatives(config)]:
         taken = own if candidate is config else hours(candidate)
         note = "this configuration" if candidate is config else f"{taken / own - 1:+.1%}"
         lines.append(
-            f"{candidate.phi:6g}{candidate.mu:4}{candidate.K:5}{candidate.C_e:6}{_duration(taken):>12}    {note}"
+            f"{candidate.extra_dispatch:6g}{candidate.steps_per_burst:4}{candidate.cells:5}{candidate.cell_capacity:6}"
+            f"{_duration(taken):>12}    {note}"
         )
     return explain(config) + "\n\n" + "\n".join(lines)
 
 
 def _too_large(config: SchedulerConfig) -> str:
     """Why the configuration would keep the simulator busy for too long; "" when it would not."""
-    executions = (_steps(config) * config.B + config.depth) * config.N
-    engines = config.K + (config.pool_engines if config.C_s else 0)
+    executions = (_steps(config) * config.groups_per_step + config.depth) * config.executions_per_group
+    engines = config.cells + (config.pool_engines if config.pool_capacity else 0)
     if executions > MOST_EXECUTIONS:
         return f"{_steps(config)} steps have up to {executions} executions, and at most {MOST_EXECUTIONS} are simulated"
     if engines > MOST_ENGINES:
@@ -93,7 +104,7 @@ def _too_large(config: SchedulerConfig) -> str:
 
 
 def _steps(config: SchedulerConfig) -> int:
-    return -(-PLAN_STEPS // config.mu) * config.mu
+    return -(-PLAN_STEPS // config.steps_per_burst) * config.steps_per_burst
 
 
 def _duration(hours: float) -> str:

@@ -17,9 +17,10 @@ from gyre.control.controller import Controller
 from gyre.control.state import parse_execution_id
 from gyre.core import events as ev
 from gyre.core.errors import ConfigError
+from gyre.evaluation import EvaluationSection
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.executions import FixedExecutions
+from gyre.simulation.executions import FixedExecutions, Graders
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer
 from gyre.simulation.workload import HOUR
@@ -29,9 +30,11 @@ from gyre.store import RunDir
 class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     seconds: dict[int, float]
-    """By member, from launch to close."""
+    """By member, from launch to the end of its harness."""
+    grading: dict[int, float]
+    """By member that has an outcome, from the end of its harness to the outcome, waiting for a grader apart."""
     cut_off: dict[int, float]
-    """By member that still ran when the run ended: seconds until then."""
+    """By member without an outcome: seconds from its launch to the end of the run, or of its harness."""
     micro_steps: list[float] | None
     """Seconds each; None when the run did not train the group."""
 
@@ -39,18 +42,22 @@ class RecordedGroup(msgspec.Struct, frozen=True, kw_only=True):
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[int, RecordedGroup]
     """All dispatched groups, by dispatch number."""
-    members: int
+    group_size: int
     """N."""
     times: CellTimes
     steps: int
     hours: float
     """From the first dispatch to the last publication."""
+    graders: int | None = None
+    """Gradings at a time; None: no execution waits for one."""
 
 
 def read_recording(events: Iterable[ev.Event]) -> Recording:
     """Raises ConfigError when the journal holds no finished step, or was written by more than one incarnation."""
     queries: dict[int, str] = {}
     durations: dict[int, dict[int, float]] = {}
+    grading: dict[int, dict[int, float]] = {}
+    terminated: dict[str, float] = {}
     cut_off: dict[int, dict[int, float]] = {}
     trained: set[int] = set()
     ready: dict[int, float] = {}
@@ -66,10 +73,17 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
             case ev.GroupDispatched():
                 queries[event.group] = event.query
                 begin = event.t if begin is None else begin
+            case ev.ExecutionTerminated():
+                terminated[event.execution_id] = event.seconds
             case ev.ExecutionClosed():
                 group, member, _ = parse_execution_id(event.execution_id)
+                # A journal of before `execution_terminated`: the execution held its place until it was graded.
+                seconds = terminated.pop(event.execution_id, event.seconds)
                 ended = cut_off if event.cause == "cancelled" else durations
-                ended.setdefault(group, {})[member] = event.seconds
+                ended.setdefault(group, {})[member] = seconds
+                if event.cause != "cancelled":
+                    graded = max(0.0, event.seconds - seconds - event.waited_s)
+                    grading.setdefault(group, {})[member] = graded
             case ev.GroupReady():
                 ready[event.group] = event.t
             case ev.TransitionFinished():
@@ -101,16 +115,17 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
         group: RecordedGroup(
             query=query,
             seconds=durations.get(group, {}),
+            grading=grading.get(group, {}),
             cut_off=cut_off.get(group, {}),
             micro_steps=micro_steps.get(group, []) if group in trained else None,
         )
         for group, query in queries.items()
     }
-    members = max(len(group.seconds) for group in groups.values())
+    group_size = max(len(group.seconds) for group in groups.values())
     # Medians: a transition that had to wait for an update took longer than a switch takes.
     usual = {key: statistics.median(values) if values else 0.0 for key, values in spans.items()}
     hours = (end - begin) / HOUR
-    return Recording(groups=groups, members=members, times=CellTimes(**usual), steps=steps, hours=hours)
+    return Recording(groups=groups, group_size=group_size, times=CellTimes(**usual), steps=steps, hours=hours)
 
 
 def load_run(root: Path) -> tuple[Recording, SchedulerConfig]:
@@ -119,10 +134,11 @@ def load_run(root: Path) -> tuple[Recording, SchedulerConfig]:
     try:
         with run.open_store(read_only=True) as store:
             recording = read_recording(store.events())
-        section = msgspec.toml.decode(run.config.read_bytes(), type=_Config).scheduler
+        config = msgspec.toml.decode(run.config.read_bytes(), type=_Config)
     except (ConfigError, msgspec.DecodeError) as error:
         raise ConfigError(f"{root}: {error}") from error
-    return recording, msgspec.structs.replace(section, max_steps=recording.steps)
+    recording = msgspec.structs.replace(recording, graders=config.evaluation.at_a_time)
+    return recording, msgspec.structs.replace(config.scheduler, max_steps=recording.steps)
 
 
 def replay_run(
@@ -134,8 +150,11 @@ def replay_run(
 ) -> RunStats:
     """The recorded executions under `config`, whose N must be the recorded one."""
     require(config)
-    if recording.members != config.N:
-        raise ConfigError(f"scheduler.N = {config.N} but the recorded groups have {recording.members} executions.")
+    if recording.group_size != config.executions_per_group:
+        raise ConfigError(
+            f"scheduler.executions_per_group = {config.executions_per_group} but the recorded groups have "
+            f"{recording.group_size} executions."
+        )
     stats = RunStats()
     source = _Source(recording, seed)
 
@@ -144,7 +163,7 @@ def replay_run(
         environment = Environment(
             clock,
             source,
-            FixedExecutions(clock, source.seconds),
+            FixedExecutions(clock, source.seconds, source.grading_seconds, Graders(clock, recording.graders)),
             SimMaterializer(source.costs),
             SimCells(clock, recording.times, nodes=1),
             MemoryJournal(stats.read, *readers),
@@ -157,6 +176,7 @@ def replay_run(
 
 class _Config(msgspec.Struct):
     scheduler: SchedulerConfig
+    evaluation: EvaluationSection = EvaluationSection()
 
 
 class _Source:
@@ -176,6 +196,11 @@ class _Source:
         if known is None:
             return drawn
         return known.seconds.get(member, max(known.cut_off.get(member, 0.0), drawn))
+
+    def grading_seconds(self, ticket: Ticket) -> float:
+        known = self._groups.get(ticket.group)
+        graded = known.grading if known else {}
+        return graded.get(ticket.member, self._donor(ticket.group).grading[ticket.member])
 
     def costs(self, group: ReadyGroup) -> list[float]:
         known = self._groups.get(group.group)

@@ -14,6 +14,8 @@ class RunStats:
         self.staleness: list[list[int]] = []
         self.executions = 0
         self.execution_hours = 0.0
+        self.waited_hours = 0.0
+        """For a grader, over all executions."""
         self.causes: dict[str, int] = {}
         self.groups = 0
         self.group_hours = 0.0
@@ -26,6 +28,7 @@ class RunStats:
         match event:
             case ExecutionClosed() if event.cause != "cancelled":
                 self.executions += 1
+                self.waited_hours += event.waited_s / HOUR
                 self.execution_hours += event.seconds / HOUR
                 self.causes[event.cause] = self.causes.get(event.cause, 0) + 1
                 self._longest[event.group] = max(self._longest.get(event.group, 0.0), event.seconds / HOUR)

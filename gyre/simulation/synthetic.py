@@ -5,11 +5,20 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gyre.control.base import NO_CALLS, Handoff, Loss, Member, Publication, ReadyGroup, UpdateStats, WorkResult
+from gyre.control.base import (
+    NO_CALLS,
+    Handoff,
+    ProcessFailure,
+    Publication,
+    ReadyGroup,
+    UpdateStats,
+    WorkerId,
+    WorkResult,
+)
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event
-from gyre.trajectory.microstep import MicroStep
+from gyre.samples.microstep import MicroStep
 
 
 class SimMaterializer:
@@ -101,8 +110,10 @@ class SimCells:
         self._known.add(cell)
         self._engines[cell] = version
 
-    async def update(self, members: int) -> UpdateStats:
-        self._demand(set(range(members)) <= set(self._training), f"Cells 0..{members - 1} do not all train.")
+    async def update(self, training_cells: int) -> UpdateStats:
+        self._demand(
+            set(range(training_cells)) <= set(self._training), f"Cells 0..{training_cells - 1} do not all train."
+        )
         await self._clock.sleep(self._times.update_s)
         self._version += 1
         self._training[0] = self._version
@@ -128,13 +139,13 @@ class SimCells:
         self._saving = None
         return f"simulated/{version}"
 
-    async def next_loss(self) -> Loss:
-        loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
-        return await loss
+    async def next_failure(self) -> ProcessFailure:
+        failure: asyncio.Future[ProcessFailure] = asyncio.get_running_loop().create_future()
+        return await failure
 
-    async def replace(self, member: Member) -> None:
+    async def replace(self, worker: WorkerId) -> None:
         """Processes of a simulated run are never lost by themselves."""
-        raise InvariantViolation(f"{member} was never lost.")
+        raise InvariantViolation(f"{worker} was never lost.")
 
     async def _spend(self, cell: int, seconds: float) -> None:
         self._demand(cell not in self._busy, f"Two calls of cell {cell} overlap.")

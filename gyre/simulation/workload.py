@@ -1,4 +1,4 @@
-"""What executions and groups cost: a seeded model of the paper's NL2RepoBench runs with the 122B policy (paper §6.2).
+"""What executions and groups cost: a seeded model of the paper's NL2RepoBench runs with the 122B mode (paper §6.2).
 
 An execution is a harness phase, whose speed depends on the load of the engines, then an evaluation. Harness time at the
 reference load is lognormal with a part that all executions of a query share. A harness that is still running after
@@ -8,9 +8,11 @@ evaluation before `overall_limit_h` and is then unresolved. Training work of a g
 
 import math
 import statistics
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 HOUR = 3600.0
 RUN_GROUPS = 48 * 32
@@ -31,6 +33,9 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     harness_limit_h: float = 3.41
     overall_limit_h: float = 4.0
     evaluation_h: float = 0.061
+    """One grading; the execution holds no place on the engines meanwhile."""
+    graders: Annotated[int, Meta(ge=1)] | None = None
+    """Gradings at a time; None: no execution waits for one."""
     hard_query: float = 0.1624
     """Share of queries that are hard to evaluate."""
     hard_execution: float = 0.0536
@@ -62,7 +67,7 @@ class GroupDraw(msgspec.Struct, frozen=True):
 
 
 class Workload:
-    """Draws are pure in (seed, group), so every policy meets the same executions."""
+    """Draws are pure in (seed, group), so every mode meets the same executions."""
 
     def __init__(self, params: WorkloadParams, seed: int, members: int) -> None:
         self.params = params

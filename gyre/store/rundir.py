@@ -1,14 +1,26 @@
-"""The paths of a run directory: `config.toml`, `gyre.sqlite`, `checkpoints/`, `workspaces/`, `logs/`."""
+"""The paths of a run directory: `config.toml`, `gyre.sqlite`, `run.lock`, `checkpoints/`, `workspaces/`, `logs/`."""
 
 import fcntl
+import json
+import logging
+import os
 import re
 import shutil
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from gyre.core.errors import ConfigError
+from gyre.core.tensor_files import DamagedFile, read_header
 from gyre.store.store import RunStore
 
+log = logging.getLogger("gyre.store")
+
+CHECKPOINT_WEIGHTS, CHECKPOINT_OPTIMIZER, CHECKPOINT_COUNTERS = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "trainer.json",
+)
+"""Files without which a directory is no checkpoint."""
 _CHECKPOINT = re.compile(r"v(\d{6,})")
 
 
@@ -25,6 +37,7 @@ class RunDir:
         self.root = root
         self.config = root / "config.toml"
         self.database = root / "gyre.sqlite"
+        self.lock = root / "run.lock"
         self.checkpoints = root / "checkpoints"
         self.workspaces = root / "workspaces"
         self.logs = root / "logs"
@@ -63,33 +76,73 @@ class RunDir:
 
     def claim(self) -> BinaryIO:
         """Nobody else can claim the run until the returned file is closed or this process has ended. Raises ConfigError
-        when another one has it."""
-        held = self.config.open("rb+")
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        when another one has it, or the directory cannot be written."""
+        # A file of its own: editors and `sed -i` replace config.toml, and a lock belongs to the file, not to the name.
+        while True:
+            try:
+                held = self.lock.open("ab")
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.root} cannot be written ({error.strerror}): give this user the right to, "
+                    "or train a copy of the run."
+                ) from None
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(held.fileno()), self.lock.stat()):
+                    return held
+            except BlockingIOError:
+                held.close()
+                raise ConfigError(f"{self.root} is being trained by another process: let it end, or end it.") from None
+            except FileNotFoundError:
+                pass
+            # Somebody removed or replaced the file between opening and locking.
             held.close()
-            raise ConfigError(f"{self.root} is being trained by another process: let it end, or end it.") from None
-        return held
 
     def open_store(self, *, read_only: bool = False) -> RunStore:
         return RunStore(self.database, read_only=read_only)
 
     def checkpoint_path(self, version: int) -> Path:
-        """Place of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
+        """Bundle of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
         return self.checkpoints / f"v{version:06d}"
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The complete checkpoint of the highest version, or None when there is none yet."""
-        return max(self._complete_checkpoints(), default=None)
+        """The whole checkpoint of the highest version, or None when none was saved yet. Warns of newer ones that are
+        damaged; raises ConfigError when all are."""
+        damaged: list[str] = []
+        for checkpoint in sorted(self._named_checkpoints(), reverse=True):
+            if not (damage := damage_of(checkpoint.path)):
+                for reason in damaged:
+                    log.warning("%s: going back to the checkpoint of version %d", reason, checkpoint.version)
+                return checkpoint
+            damaged.append(f"{checkpoint.path} is damaged ({damage})")
+        if damaged:
+            raise ConfigError(f"{damaged[0]} and no older checkpoint is whole: repair it, or remove it to start again.")
+        return None
 
     def prune_checkpoints(self, keep: int) -> None:
-        """Removes all but the `keep` newest checkpoints."""
-        for checkpoint in sorted(self._complete_checkpoints())[:-keep]:
+        """Removes all but the `keep` newest whole checkpoints; damaged ones stay for whoever wants to look."""
+        whole = [checkpoint for checkpoint in sorted(self._named_checkpoints()) if not damage_of(checkpoint.path)]
+        for checkpoint in whole[:-keep]:
             shutil.rmtree(checkpoint.path)
 
-    def _complete_checkpoints(self) -> list[Checkpoint]:
+    def _named_checkpoints(self) -> list[Checkpoint]:
         if not self.checkpoints.is_dir():
             return []
         found = ((_CHECKPOINT.fullmatch(entry.name), entry) for entry in self.checkpoints.iterdir() if entry.is_dir())
         return [Checkpoint(int(match[1]), entry) for match, entry in found if match]
+
+
+def damage_of(checkpoint: Path) -> str:
+    """Why the directory is no whole checkpoint, in words; "" when it is one. Reads headers, not tensors."""
+    try:
+        json.loads((checkpoint / CHECKPOINT_COUNTERS).read_bytes())
+        json.loads((checkpoint / "config.json").read_bytes())
+        for name in (CHECKPOINT_WEIGHTS, CHECKPOINT_OPTIMIZER):
+            read_header(checkpoint / name)
+    except DamagedFile as error:
+        return str(error)
+    except OSError as error:
+        return f"{Path(error.filename or checkpoint).name}: {error.strerror}"
+    except ValueError as error:
+        return f"{CHECKPOINT_COUNTERS} or config.json is no JSON: {error}"
+    return ""

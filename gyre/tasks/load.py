@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gyre.core.errors import TaskError
+from gyre.core.config import require_environment
+from gyre.core.errors import ConfigError, TaskError
 from gyre.core.paths import HOME
 from gyre.tasks.task import Task, TaskLimits
 
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 RESERVED_DIRECTORIES = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/proc", "/dev", "/run", "/tests", "/logs", "/opt")
 """What a sandbox mounts itself; a work directory cannot lie there."""
+MOST_MB = 2**24
+"""16 TiB: more than any machine has; a limit beyond it is a mistake of units."""
 
 
 def load_task(path: str | Path) -> Task:
@@ -37,19 +40,26 @@ def load_task(path: str | Path) -> Task:
         raise TaskError(f"{directory}: instruction.md is empty; it is the prompt.")
     _refuse_unsupported(directory, raw)
     field = _Fields(directory, raw)
+    workdir = _workdir(directory, field.get("environment.workdir", str) or "/app")
+    env, verifier_env = (field.get(f"{section}.env", dict[str, str]) or {} for section in ("environment", "verifier"))
+    for section, variables in (("environment", env), ("verifier", verifier_env)):
+        try:
+            require_environment(variables, f"{directory}: task.toml: {section}.env")
+        except ConfigError as error:
+            raise TaskError(str(error)) from None
     return Task(
         name=directory.name,
         path=directory,
         instruction=instruction,
-        workdir=_workdir(directory, field.get("environment.workdir", str) or "/app"),
-        env=field.get("environment.env", dict[str, str]) or {},
-        verifier_env=field.get("verifier.env", dict[str, str]) or {},
+        workdir=workdir,
+        env=env,
+        verifier_env=verifier_env,
         agent_timeout_s=field.positive("agent.timeout_sec"),
         verifier_timeout_s=field.positive("verifier.timeout_sec"),
         limits=TaskLimits(
             cpus=field.positive("environment.cpus"),
-            memory_mb=field.get("environment.memory_mb", int),
-            storage_mb=field.get("environment.storage_mb", int),
+            memory_mb=field.megabytes("environment.memory_mb"),
+            storage_mb=field.megabytes("environment.storage_mb"),
         ),
         raw=raw,
     )
@@ -127,4 +137,10 @@ class _Fields:
         value = self.get(name, float)
         if value is not None and not 0 < value < float("inf"):
             raise TaskError(f"{self._directory}: task.toml: {name} is {value}; it must be positive.")
+        return value
+
+    def megabytes(self, name: str) -> int | None:
+        value = self.get(name, int)
+        if value is not None and not 1 <= value <= MOST_MB:
+            raise TaskError(f"{self._directory}: task.toml: {name} is {value}; it must be from 1 to {MOST_MB} (MiB).")
         return value

@@ -1,4 +1,4 @@
-"""The trainer as the controller sees it. The unit of work that a cell claims is defined in `gyre.trajectory.microstep`.
+"""The trainer as the controller sees it. The unit of work that a cell claims is defined in `gyre.samples.microstep`.
 
 Shapes: `_T` tokens of a row.
 """
@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from gyre.core.routing import Routing
-from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
+from gyre.core.expert_routing import ExpertRouting
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.transport.base import WeightRef
 
 __all__ = ["ExecutionRows", "MicroStep", "MicroStepResult", "Row", "StepStats", "Trainer"]
@@ -88,7 +88,7 @@ class Trainer(Protocol):
         """Core only: drops its snapshots but for the versions in `keep`. Who is still reading one fails."""
         ...
 
-    async def score(self, ids_T: list[int], routing: Routing | None) -> list[float]:
+    async def score(self, ids_T: list[int], routing: ExpertRouting | None) -> list[float]:
         """log π(ids[t] | ids[:t]) for t = 1..T−1 under the current parameters, no gradient, [T−1]. `routing`: the
         experts of positions 0..T−2, replayed as in training; None leaves the choice to the trainer."""
         ...

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from gyre.core.errors import CheckpointFailed, ConfigError, WeightsUnavailable
+from gyre.store.rundir import CHECKPOINT_COUNTERS, CHECKPOINT_OPTIMIZER, CHECKPOINT_WEIGHTS
 from gyre.transport import experts
 
 _RNG = "rng/torch"
@@ -30,7 +31,7 @@ _PARTIAL = ".partial"
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointReader(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a checkpoint holds, in host memory that nothing else writes to."""
 
     version: int
@@ -60,13 +61,13 @@ class Writer:
         """Returns when the last write has ended, one way or the other."""
         wait([self._last] if self._last else [])
 
-    def start(self, directory: str, model_dir: str, checkpoint: Checkpoint) -> Future[None]:
+    def start(self, directory: str, model_dir: str, checkpoint: CheckpointReader) -> Future[None]:
         """Begins `write`; the future has its outcome."""
         self._last = self._thread.submit(write, directory, model_dir, checkpoint)
         return self._last
 
 
-def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
+def write(directory: str, model_dir: str, checkpoint: CheckpointReader) -> None:
     """Writes `directory`, replacing what was there, and removes what earlier writers left unfinished beside it.
     `model_dir` gives config and tokenizer. Raises CheckpointFailed."""
     try:
@@ -78,7 +79,7 @@ def write(directory: str, model_dir: str, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
+def _write(target: Path, model_dir: Path, checkpoint: CheckpointReader) -> None:
     partial = target.with_name(f".{target.name}{_PARTIAL}")
     for left in target.parent.glob(f".*{_PARTIAL}"):
         shutil.rmtree(left)
@@ -87,10 +88,10 @@ def _write(target: Path, model_dir: Path, checkpoint: Checkpoint) -> None:
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, partial / file.name)
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
-    save_file(_plain(experts.split(checkpoint.parameters)), partial / "model.safetensors", metadata={"format": "pt"})
-    save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / "optimizer.safetensors")
+    save_file(_plain(experts.split(checkpoint.parameters)), partial / CHECKPOINT_WEIGHTS, metadata={"format": "pt"})
+    save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / CHECKPOINT_OPTIMIZER)
     counters = _Counters(checkpoint.version, checkpoint.steps)
-    (partial / "trainer.json").write_bytes(msgspec.json.encode(counters))
+    (partial / CHECKPOINT_COUNTERS).write_bytes(msgspec.json.encode(counters))
     for file in (*partial.iterdir(), partial):
         _sync(file)
     if target.exists():
@@ -108,14 +109,14 @@ def reading(weights: str) -> Iterator[None]:
         raise ConfigError(f"{weights} does not fit config.json beside it: {error}; get the whole directory") from error
 
 
-def read(directory: str, model_dir: str) -> Checkpoint:
+def read(directory: str, model_dir: str) -> CheckpointReader:
     """Raises ConfigError when the directory is not a whole checkpoint, or is one of another model than `model_dir`."""
     source = Path(directory)
     try:
         theirs, ours = (json.loads((path / "config.json").read_text()) for path in (source, Path(model_dir)))
-        counters = msgspec.json.decode((source / "trainer.json").read_bytes(), type=_Counters)
-        parameters = load_file(source / "model.safetensors")
-        rest = load_file(source / "optimizer.safetensors")
+        counters = msgspec.json.decode((source / CHECKPOINT_COUNTERS).read_bytes(), type=_Counters)
+        parameters = load_file(source / CHECKPOINT_WEIGHTS)
+        rest = load_file(source / CHECKPOINT_OPTIMIZER)
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{directory} is not a checkpoint that training can go on from: {error}") from error
     different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
@@ -132,7 +133,9 @@ def read(directory: str, model_dir: str) -> Checkpoint:
         moments.setdefault(moment, {})[name] = tensor
     with reading(f"{directory}/model.safetensors"):
         parameters = experts.fuse(parameters)
-    return Checkpoint(version=counters.version, steps=counters.steps, parameters=parameters, moments=moments, rng=rng)
+    return CheckpointReader(
+        version=counters.version, steps=counters.steps, parameters=parameters, moments=moments, rng=rng
+    )
 
 
 def read_initial(model_dir: str) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ Groups are raw ones (`transport.groups`) on a rendezvous store that the controll
 while the world of a cell must not. A group is named by (generation, k): the controller raises the generation
 after a failure, since a broken group is dead for good. One group per prefix exists at most, made at first use.
 
-Members first meet in the store, so that one who is dead or late is missed by name before any data moves. Then the
+Recovery first meet in the store, so that one who is dead or late is missed by name before any data moves. Then the
 gradients are summed bucket by bucket, so that the memory this takes does not grow with the model.
 """
 

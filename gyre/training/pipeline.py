@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 P = TypeVar("P")
-Loss = Callable[[torch.Tensor], torch.Tensor]
+LossFn = Callable[[torch.Tensor], torch.Tensor]
 """On the last stage: output of the forward pass → scalar loss."""
 
 
@@ -81,7 +81,7 @@ class Pipeline(Generic[P]):
         self._send(output, +1)
         return None
 
-    def train(self, pack: P, tokens: int, loss: Loss) -> None:
+    def train(self, pack: P, tokens: int, loss: LossFn) -> None:
         """Forward of this pack and, once the pipeline is warm, backward of the oldest one."""
         source, output = self._forward(pack, tokens)
         if self.stage.after == 0:

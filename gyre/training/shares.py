@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gyre.core.drift import merged
+from gyre.samples.microstep import MicroStep
+from gyre.samples.packing import row_cost
 from gyre.training.base import MicroStepResult
-from gyre.trajectory.microstep import MicroStep
-from gyre.trajectory.packing import row_cost
 
 
 def share(micro_step: MicroStep, replicas: int) -> list[MicroStep]:

@@ -17,17 +17,18 @@ import torch
 from msgspec.structs import replace
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
-from gyre.core.routing import Routing
-from gyre.training import checkpoint, micro, shares
+from gyre.core.expert_routing import ExpertRouting
+from gyre.samples.microstep import MicroStep, Row
+from gyre.training import checkpoint, shares
+from gyre.training import loss as micro_loss
 from gyre.training.base import MicroStepResult, StepStats
 from gyre.training.config import TrainerConfig
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
 from gyre.training.megatron.adam import Adam
-from gyre.training.megatron.pack import Pack
+from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
 from gyre.training.pipeline import Pipeline, Stage
-from gyre.trajectory.microstep import MicroStep, Row
 from gyre.transport import experts
 from gyre.transport.base import WeightRef, WeightTransport
 from gyre.transport.rendezvous import connect_store
@@ -107,7 +108,7 @@ class MegatronTrainer:
     def micro_step(self, micro_step: MicroStep) -> MicroStepResult | None:
         """The result on the last pipeline stage. With several ranks the gradient is complete after `reduce`."""
         self._require("micro_step", Phase.JOINED)
-        micro.check(micro_step, self._replica.model.vocab_size)
+        micro_loss.check(micro_step, self._replica.model.vocab_size)
         self._announce()
         # After an error the gradient is of no use: only `join` leads on.
         self.phase = Phase.AWAKE
@@ -152,12 +153,12 @@ class MegatronTrainer:
         self._core_only("retire")
         self._transport.retire(set(keep))
 
-    def score(self, ids_T: list[int], routing: Routing | None = None) -> list[float] | None:
+    def score(self, ids_T: list[int], routing: ExpertRouting | None = None) -> list[float] | None:
         """The log-probabilities on the last pipeline stage."""
         self._require("score", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         if self.version < 0:
             raise NotReady(f"cell {self._config.cell} cannot score: it has no weights, join first")
-        micro.require_known(ids_T, self._replica.model.vocab_size, f"cell {self._config.cell} cannot score a row")
+        micro_loss.require_known(ids_T, self._replica.model.vocab_size, f"cell {self._config.cell} cannot score a row")
         if len(ids_T) < 2:
             return []
         self._announce()
@@ -183,7 +184,7 @@ class MegatronTrainer:
         parameters, moments = self._replica.whole(), adam.whole_moments()
         if self._config.rank > 0:
             return None
-        state = checkpoint.Checkpoint(
+        state = checkpoint.CheckpointReader(
             version=self.version,
             steps=adam.steps,
             parameters=parameters,
@@ -207,10 +208,10 @@ class MegatronTrainer:
         return state.version
 
     def _evaluate(self, micro_step: MicroStep) -> MicroStepResult | None:
-        evaluation = micro.Evaluation(micro_step, self.version, self._config.objective)
-        packs = [(entries, self._replica.pack(micro.rows_of(micro_step, entries))) for entries in micro_step.packs]
+        evaluation = micro_loss.Evaluation(micro_step, self.version, self._config.objective)
+        packs = [(entries, self._replica.pack(micro_loss.rows_of(micro_step, entries))) for entries in micro_step.packs]
         packs = [(entries, pack) for entries, pack in packs if pack.tokens]
-        if micro.needs_scoring(micro_step):
+        if micro_loss.needs_scoring(micro_step):
             for entries, pack in packs:
                 logprobs = self._pipeline.score(pack, pack.tokens)
                 if logprobs is not None:
@@ -260,5 +261,7 @@ class MegatronTrainer:
         return self._adam
 
 
-def _loss(evaluation: micro.Evaluation, entries: list[micro.Entry], pack: Pack, logprobs: torch.Tensor) -> torch.Tensor:
+def _loss(
+    evaluation: micro_loss.Evaluation, entries: list[micro_loss.Entry], pack: ForwardBatch, logprobs: torch.Tensor
+) -> torch.Tensor:
     return evaluation.loss(entries, torch.split(logprobs, list(pack.row_targets)))

@@ -13,16 +13,16 @@ import msgspec
 import torch
 
 from gyre.core.errors import GroupBroken, NotReady
-from gyre.core.routing import Routing
+from gyre.core.expert_routing import ExpertRouting
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
 from gyre.rpc.service import Method, methods
+from gyre.samples.microstep import MicroStep
 from gyre.training.base import MicroStepResult, StepStats, Trainer
 from gyre.training.commands import Command, CommandStream
 from gyre.training.config import TrainerConfig
 from gyre.training.megatron import parallel
 from gyre.training.trainer import STORE_TIMEOUT_S, MegatronTrainer
-from gyre.trajectory.microstep import MicroStep
 from gyre.transport.base import WeightRef
 from gyre.transport.rendezvous import connect_store
 from gyre.transport.section import open_transport
@@ -105,7 +105,7 @@ class TrainerService:
     async def retire(self, keep: list[int]) -> None:
         await self._run("retire", keep)
 
-    async def score(self, ids_T: list[int], routing: Routing | None = None) -> list[float]:
+    async def score(self, ids_T: list[int], routing: ExpertRouting | None = None) -> list[float]:
         return cast(list[float], await self._run("score", ids_T, routing))
 
     async def save(self, directory: str) -> None:

@@ -2,11 +2,11 @@
 
 import msgspec
 
+from gyre.chat.conversation import Conversation
 from gyre.core.errors import GyreError
+from gyre.core.expert_routing import ExpertRouting
 from gyre.core.records import FinishReason, RoleClass
-from gyre.core.routing import Routing
 from gyre.core.tokens import TokenIds
-from gyre.trajectory.conversation import Conversation
 from gyre.trajectory.history import Match
 from gyre.trajectory.paths import PathIds
 
@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int]
     finish: FinishReason
     cells: list[int] = []
-    routing: Routing | None = None
+    routing: ExpertRouting | None = None
     """Experts of positions from the prepared call's `routing_from` on, as far as they were told."""
 
 

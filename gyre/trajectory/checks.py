@@ -4,12 +4,12 @@ from collections.abc import Callable, Container, Mapping
 
 from msgspec import UNSET
 
+from gyre.chat.conversation import Message
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import CallRecord
 from gyre.trajectory.call import CommitRefused, PreparedCall, Sample
-from gyre.trajectory.conversation import Message
+from gyre.trajectory.expert_routing import recorded_positions
 from gyre.trajectory.node import Node
-from gyre.trajectory.routing import recorded_positions
 
 
 def check_commit(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gyre.trajectory.canonical import (
+from gyre.chat.canonical import (
     canonical_turn,
     drift_kinds,
     echo_form,
@@ -24,7 +24,7 @@ from gyre.trajectory.canonical import (
     same_payload,
     same_turn,
 )
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 
 _LATEST = 32
 """Requests kept whole, so that the next one of each agent is compared in one piece."""

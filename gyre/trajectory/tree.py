@@ -12,18 +12,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gyre.chat.canonical import without_blank_turns
+from gyre.chat.conversation import Conversation, Message
+from gyre.chat.render import BRIDGE_TAIL, ChatRenderer
 from gyre.core.errors import GyreError, InvariantViolation
+from gyre.core.expert_routing import ExpertRouting
 from gyre.core.records import CallRecord, RoleClass
-from gyre.core.routing import Routing
 from gyre.trajectory.call import EmptyConversation, PathStep, PreparedCall, Sample
-from gyre.trajectory.canonical import without_blank_turns
 from gyre.trajectory.checks import check_commit, check_record
-from gyre.trajectory.conversation import Conversation, Message
+from gyre.trajectory.expert_routing import path_routing
 from gyre.trajectory.history import History
 from gyre.trajectory.node import Node, as_tokens, longest_prefix, make_node, path_tokens
 from gyre.trajectory.paths import PathIds, RecentPaths
-from gyre.trajectory.render import BRIDGE_TAIL, ChatRenderer
-from gyre.trajectory.routing import path_routing
 
 
 class TrajectoryTree:
@@ -88,7 +88,7 @@ class TrajectoryTree:
             node = node.parent
         return steps[::-1]
 
-    def path_routing(self, call_id: str, length: int) -> Routing | None:
+    def path_routing(self, call_id: str, length: int) -> ExpertRouting | None:
         """Experts of the first `length` positions of a call's path; None when none of them is recorded."""
         return path_routing(self._nodes[call_id], length)
 
@@ -199,7 +199,7 @@ class TrajectoryTree:
             parent, prefix_len = longest_prefix(as_tokens(delta_ids), self._roots, at, prefix_len)
             parent_id = parent.call_id if parent else None
             delta_ids = delta_ids[prefix_len - prepared.prefix_len :]
-        routing: Routing | UnsetType = UNSET
+        routing: ExpertRouting | UnsetType = UNSET
         if sample.routing is not None:
             start = max(prefix_len - 1, 0)
             told = sample.routing.part(start - prepared.routing_from)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gyre.cli.progress import Progress, clock, plain_line, sparkline
 from gyre.control.state import ControlView
-from gyre.dashboard.plots import moving_mean
+from gyre.report.plots import moving_mean
 
 VIEW = ControlView(
     time=372.4,
@@ -24,7 +24,7 @@ VIEW = ControlView(
     capacity=16,
     ready_groups=1,
     roles=["training", "rollout"],
-    members=1,
+    training_cells=1,
     batch_groups_taken=2,
     batch_groups_done=1,
     batch_groups=4,

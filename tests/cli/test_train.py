@@ -1,6 +1,7 @@
 """What `gyre train` refuses before anything starts."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from gyre.store import RunDir
 def run(tmp_path: Path) -> RunDir:
     config = configs.load(Path("examples/quickstart.toml"), ["scheduler.max_steps=4"], RunConfig)
     run = RunDir.create(tmp_path / "run", configs.dump(config))
-    run.checkpoint_path(4).mkdir()
+    checkpoint = run.checkpoint_path(4)
+    shutil.copytree("examples/policy/tiny", checkpoint)
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors")
+    (checkpoint / "trainer.json").write_text('{"version": 4, "steps": 4}')
     return run
 
 
@@ -43,7 +47,7 @@ def test_a_config_beside_a_run_to_resume_is_refused(run: RunDir, capsys: pytest.
 
 def test_check_runs_every_check_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    wrong = ["policy.renderer=nonsense", "tasks.root=/nowhere", "harness.root=/nowhere"]
+    wrong = ["policy.family=nonsense", "tasks.root=/nowhere", "harness.root=/nowhere"]
     assert main(["check", "examples/quickstart.toml", *wrong, "--json", str(out)]) == 2
     found = {finding["check"]: finding for finding in json.loads(out.read_bytes())}
     assert {name for name, finding in found.items() if not finding["ok"]} >= {"settings", "tasks", "harness"}

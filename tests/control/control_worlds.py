@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gyre.control.base import Environment, EssentialLost, Loss, Member, MemberLost, Publication, Ticket
+from gyre.control.base import Environment, EssentialLost, ProcessFailure, Publication, Ticket, WorkerId, WorkerLost
 from gyre.control.controller import Controller
-from gyre.control.members import CORE, Limits
+from gyre.control.recovery import CORE, RecoveryLimits
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.core import events as ev
 from gyre.core.errors import GroupBroken
@@ -36,7 +36,9 @@ class RandomQueries:
 
 
 class RandomExecutions:
-    def __init__(self, seed: int, longest: float = 100.0) -> None:
+    def __init__(self, seed: int, longest: float = 100.0, graded: float = 0.0) -> None:
+        """`graded`: share of the executions whose grade comes some time after their end."""
+        self._graded = graded
         self._random = random.Random(seed)
         self._longest = longest
         self.started: list[Ticket] = []
@@ -45,10 +47,13 @@ class RandomExecutions:
     def harness(self, ticket: Ticket) -> str:
         return "random"
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         self.started.append(ticket)
         # Many ties: integers, and sometimes nothing at all.
         await asyncio.sleep(self._random.choice([0, 1, 2, self._random.uniform(0, self._longest)]))
+        if self._graded and self._random.random() < self._graded:
+            terminated()
+            await asyncio.sleep(self._random.choice([0, 1, self._random.uniform(0, self._longest)]))
         cause, validity = self._random.choice(CAUSES)
         outcome = Outcome(execution_id=ticket.execution_id, validity=validity, reward=0.5, cause=cause)
         self.outcomes[ticket.execution_id] = outcome
@@ -64,17 +69,17 @@ class RandomCells(SimCells):
         self._random = random.Random(seed)
         self._failure = failure
         self._core_dies = core_dies
-        self._dead: set[Member] = set()
-        self._losses: asyncio.Queue[Loss] = asyncio.Queue()
-        self._failures: Counter[tuple[Member, int]] = Counter()
-        self._under_way: dict[Member, set[asyncio.Task]] = defaultdict(set)
+        self._dead: set[WorkerId] = set()
+        self._losses: asyncio.Queue[ProcessFailure] = asyncio.Queue()
+        self._failures: Counter[tuple[WorkerId, int]] = Counter()
+        self._under_way: dict[WorkerId, set[asyncio.Task]] = defaultdict(set)
         self.calls: list[tuple[str, int]] = []
 
     async def _wait(self, name: str, cell: int) -> None:
         self.calls.append((name, cell))
         await asyncio.sleep(self._random.choice([0, 0, self._random.uniform(0, 5)]))
 
-    def _dies(self, member: Member) -> bool:
+    def _dies(self, member: WorkerId) -> bool:
         """Whether the member is dead, perhaps from now on."""
         at = (member, self._version)
         may_die = (member != CORE or self._core_dies) and member not in self._dead and self._failures[at] < LOSSES
@@ -86,7 +91,7 @@ class RandomCells(SimCells):
                 call.cancel()
         return member in self._dead
 
-    async def _on(self, member: Member, name: str, call: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    async def _on(self, member: WorkerId, name: str, call: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """A call that takes its time and ends when the member does."""
 
         async def work() -> T:
@@ -95,7 +100,7 @@ class RandomCells(SimCells):
 
         if self._dies(member):
             await asyncio.sleep(self._random.choice([0, 1]))
-            raise MemberLost(member, "died")
+            raise WorkerLost(member, "died")
         task = asyncio.ensure_future(work())
         self._under_way[member].add(task)
         # It may also die during the call, or later, when nobody calls.
@@ -103,17 +108,17 @@ class RandomCells(SimCells):
         try:
             await asyncio.wait({task})
             if task.cancelled():
-                raise MemberLost(member, "died in the call")
+                raise WorkerLost(member, "died in the call")
             return task.result()
         finally:
             task.cancel()
             self._under_way[member].discard(task)
 
-    def _die_alone(self, member: Member) -> None:
+    def _die_alone(self, member: WorkerId) -> None:
         if self._dies(member):
-            self._losses.put_nowait(Loss(member=member, detail=f"{member} ended"))
+            self._losses.put_nowait(ProcessFailure(worker=member, detail=f"{member} ended"))
 
-    async def next_loss(self):
+    async def next_failure(self):
         return await self._losses.get()
 
     async def replace(self, member):
@@ -122,32 +127,32 @@ class RandomCells(SimCells):
         at = (member, self._version)
         if self._random.random() < self._failure and self._failures[at] < LOSSES:
             self._failures[at] += 1
-            raise MemberLost(member, "did not start")
+            raise WorkerLost(member, "did not start")
         self._dead.discard(member)
 
     async def set_admitting(self, cells):
-        await super().set_admitting([cell for cell in cells if Member("engine", cell) not in self._dead])
+        await super().set_admitting([cell for cell in cells if WorkerId("engine", cell) not in self._dead])
         await self._wait(f"admit {cells}", -1)
 
     async def leave_rollout(self, cell):
-        return await self._on(Member("engine", cell), "leave_rollout", super().leave_rollout, cell)
+        return await self._on(WorkerId("engine", cell), "leave_rollout", super().leave_rollout, cell)
 
     async def enter_training(self, cell, version):
-        await self._on(Member("trainer", cell), "enter_training", self._pull, cell, version)
+        await self._on(WorkerId("trainer", cell), "enter_training", self._pull, cell, version)
 
     async def _pull(self, cell, version):
         if cell and CORE in self._dead:
-            raise MemberLost(CORE, "died")
+            raise WorkerLost(CORE, "died")
         await super().enter_training(cell, version)
 
     async def train(self, cell, work):
-        return await self._on(Member("trainer", cell), "train", super().train, cell, work)
+        return await self._on(WorkerId("trainer", cell), "train", super().train, cell, work)
 
     async def leave_training(self, cell):
-        await self._on(Member("trainer", cell), "leave_training", super().leave_training, cell)
+        await self._on(WorkerId("trainer", cell), "leave_training", super().leave_training, cell)
 
     async def enter_rollout(self, cell, version):
-        await self._on(Member("engine", cell), "enter_rollout", super().enter_rollout, cell, version)
+        await self._on(WorkerId("engine", cell), "enter_rollout", super().enter_rollout, cell, version)
 
     async def checkpoint(self, version):
         await self._on(CORE, "checkpoint", super().checkpoint, version)
@@ -157,17 +162,17 @@ class RandomCells(SimCells):
         await self._on(CORE, "write", asyncio.sleep, self._random.choice([0, 5, 200]))
         return await super().checkpoint_written(version)
 
-    async def update(self, members):
-        await self._wait("update", members)
-        dead = [cell for cell in range(members) if self._dies(Member("trainer", cell))]
+    async def update(self, training_cells):
+        await self._wait("update", training_cells)
+        dead = [cell for cell in range(training_cells) if self._dies(WorkerId("trainer", cell))]
         if 0 in dead:
-            raise MemberLost(CORE, "died")
+            raise WorkerLost(CORE, "died")
         if dead:
             raise GroupBroken(f"cells {dead} did not take part")
-        return await super().update(members)
+        return await super().update(training_cells)
 
     async def publish(self, version, engines):
-        failed = {cell: "died" for cell in engines if self._dies(Member("engine", cell))}
+        failed = {cell: "died" for cell in engines if self._dies(WorkerId("engine", cell))}
         await super().publish(version, [cell for cell in engines if cell not in failed])
         return Publication(failed=failed)
 
@@ -191,7 +196,9 @@ class World:
         failure: float = 0.0,
         core_dies: bool = False,
         no_signal: float = 0.2,
+        graded: float = 0.0,
     ) -> None:
+        self.graded = graded
         self.config = config
         self.seed = seed
         self.failure = failure
@@ -217,7 +224,7 @@ class World:
     async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None, crash: bool) -> bool:
         seed = self.seed + 1000 * initial.incarnation
         rng = random.Random(seed)
-        executions = RandomExecutions(seed)
+        executions = RandomExecutions(seed, graded=self.graded)
         executions.outcomes = self.outcomes
         self.cells = RandomCells(seed, initial.version, self.failure, self.core_dies)
         materializer = SimMaterializer(
@@ -234,7 +241,7 @@ class World:
                 self.journal,
             ),
             initial,
-            limits=Limits(losses=100),
+            limits=RecoveryLimits(max_failures=100),
         )
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:
@@ -267,9 +274,10 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     consumed: set[int] = set()
     open_members = Counter[int]()
     running: set[str] = set()
-    roles = ["training" if config.policy == "async" else "rollout"] * config.K
-    if config.policy == "async":
-        k = config.K
+    grading: set[str] = set()
+    roles = ["training" if config.mode == "async" else "rollout"] * config.cells
+    if config.mode == "async":
+        k = config.cells
     leaving: set[int] = set()
     total_staleness = outstanding = bursts = saved = 0
     for event in events:
@@ -277,18 +285,21 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
             case ev.GroupDispatched():
                 assert event.group not in dispatched
                 assert event.version == published
-                assert config.dispatch == "continuous" or config.policy == "async" or k <= 1, "joins see what is queued"
+                assert config.dispatch == "continuous" or config.mode == "async" or k <= 1, "joins see what is queued"
                 dispatched[event.group] = event.version
-                open_members[event.group] = config.N
-                d += config.N
+                open_members[event.group] = config.executions_per_group
+                d += config.executions_per_group
                 burst_d, burst_w = None, None
             case ev.ExecutionStarted():
                 p += 1
                 assert event.execution_id not in running
                 running.add(event.execution_id)
-            case ev.ExecutionClosed():
+            case ev.ExecutionTerminated():
                 f += 1
                 running.remove(event.execution_id)
+                grading.add(event.execution_id)
+            case ev.ExecutionClosed():
+                grading.remove(event.execution_id)
                 open_members[event.group] -= event.cause != "cancelled"
             case ev.GroupReady():
                 assert open_members[event.group] == 0
@@ -308,7 +319,7 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
             case ev.StepDone():
                 assert event.step == version + 1
                 assert event.cells == list(range(len(event.cells)))
-                assert len(event.groups) == config.B
+                assert len(event.groups) == config.groups_per_step
                 assert not consumed & set(event.groups), "a group was trained twice"
                 assert all(open_members[group] == 0 for group in event.groups)
                 assert event.staleness == [version - dispatched[group] for group in event.groups]
@@ -321,27 +332,30 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
             case ev.Published():
                 published = event.version
                 assert published == version
-                if config.policy != "async":
-                    assert roles[1:] == ["rollout"] * (config.K - 1), "satellites return before the publication"
+                if config.mode != "async":
+                    assert roles[1:] == ["rollout"] * (config.cells - 1), "satellites return before the publication"
                     k = min(k, 1)
-                if version % config.mu == 0:
+                if version % config.steps_per_burst == 0:
                     ages = [published - at for group, at in dispatched.items() if group not in consumed]
                     outstanding += len(ages)
                     bursts += 1
                     assert total_staleness == (
-                        config.mu * outstanding + bursts * config.B * config.mu * (config.mu - 1) // 2 - sum(ages)
+                        config.steps_per_burst * outstanding
+                        + bursts * config.groups_per_step * config.steps_per_burst * (config.steps_per_burst - 1) // 2
+                        - sum(ages)
                     )
             case _:
                 pass
         assert 0 <= f <= p <= d
         assert p - f == len(running) <= capacity(config, k) if event.t else True
-        active = [cell for cell in range(config.K) if roles[cell] == "training" and cell not in leaving]
+        active = [cell for cell in range(config.cells) if roles[cell] == "training" and cell not in leaving]
         assert active == list(range(len(active))), "the training set is a prefix"
         if config.dispatch == "boundary" and not isinstance(event, ev.GroupDispatched):
             assert burst_d in (None, d)
             assert burst_w is None or d - f <= burst_w
             burst_d, burst_w = d, d - f
     if complete:
-        assert d == config.N * len(dispatched)
+        assert d == config.executions_per_group * len(dispatched)
         assert p == f, "every launched execution terminated"
-        assert len(consumed) == version * config.B
+        assert not grading, "every terminated execution was closed"
+        assert len(consumed) == version * config.groups_per_step

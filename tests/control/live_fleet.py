@@ -46,7 +46,7 @@ class ProxyThatRecords:
         return DrainReport(calls_in_flight=0, rerouted=0, with_kv=0, failed=0)
 
 
-def make_policy(path: Path) -> Path:
+def make_mode(path: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -67,7 +67,7 @@ def run_config(
     model: Path, scheduler: SchedulerConfig, parallel: ParallelConfig, recovery: RecoverySection
 ) -> RunConfig:
     return RunConfig(
-        policy=PolicySection(model=model, renderer="qwen3"),
+        policy=PolicySection(model=model, family="qwen3"),
         tasks=TasksSection(root=model),
         harness=HarnessSection(name="none"),
         rollout=RolloutSection(max_context=256, max_new_tokens=32),
@@ -92,7 +92,7 @@ async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, L
         fleet = Fleet(launcher, config, run_dir, rendezvous.address)
         fleet.proxy = ProxyThatRecords()  # type: ignore[assignment]
         try:
-            await fleet.start_members()
+            await fleet.start_cells()
             cells = LiveCells(fleet, run_dir, config, VOCABULARY)
             await cells.start(None)
             yield fleet, cells

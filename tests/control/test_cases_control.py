@@ -10,7 +10,17 @@ from gyre.scheduling.config import SchedulerConfig
 
 
 def config(**changes) -> SchedulerConfig:
-    base = {"B": 3, "N": 4, "mu": 2, "phi": 0.0, "K": 3, "C_e": 12, "tau_s": 0.0, "rho_min": 0.34, "max_steps": 6}
+    base = {
+        "groups_per_step": 3,
+        "executions_per_group": 4,
+        "steps_per_burst": 2,
+        "extra_dispatch": 0.0,
+        "cells": 3,
+        "cell_capacity": 12,
+        "supply_wait_s": 0.0,
+        "min_supply": 0.34,
+        "max_steps": 6,
+    }
     return SchedulerConfig(**(base | changes))
 
 
@@ -18,7 +28,7 @@ def config(**changes) -> SchedulerConfig:
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4))
 def test_T23_steps_are_batches_of_B_groups_whatever_their_micro_steps(seed, no_signal, batch):
     """Groups give any number of micro-steps, none too; an update is taken per B groups and never per micro-step."""
-    world = World(config(B=batch), seed, no_signal=no_signal)
+    world = World(config(groups_per_step=batch), seed, no_signal=no_signal)
     assert world.run()
     steps = of(world.journal.events, ev.StepDone)
     assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]

@@ -9,9 +9,9 @@ from control_worlds import ListJournal, RandomCells, RandomExecutions, RandomQue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.control.base import Environment, EssentialLost, MemberLost, Publication
+from gyre.control.base import Environment, EssentialLost, Publication, WorkerLost
 from gyre.control.controller import Controller
-from gyre.control.members import CORE
+from gyre.control.recovery import CORE
 from gyre.control.state import ControlState, PendingGroup, resume_state
 from gyre.core import events as ev
 from gyre.core.errors import CheckpointFailed, ConfigError, GyreError, InvariantViolation
@@ -23,43 +23,53 @@ from gyre.simulation.synthetic import CellTimes, SimCells, SimMaterializer
 
 
 def config(**changes) -> SchedulerConfig:
-    base = {"B": 4, "N": 2, "mu": 2, "phi": 0.5, "K": 3, "C_e": 6, "tau_s": 5.0, "rho_min": 0.25, "max_steps": 6}
+    base = {
+        "groups_per_step": 4,
+        "executions_per_group": 2,
+        "steps_per_burst": 2,
+        "extra_dispatch": 0.5,
+        "cells": 3,
+        "cell_capacity": 6,
+        "supply_wait_s": 5.0,
+        "min_supply": 0.25,
+        "max_steps": 6,
+    }
     return SchedulerConfig(**(base | changes))
 
 
 @st.composite
 def configs(draw) -> SchedulerConfig:
-    policy = draw(st.sampled_from(["elastic", "elastic", "async", "colocate", "coarse"]))
-    cells = 1 if policy in ("colocate", "coarse") else draw(st.integers(1, 4))
+    mode = draw(st.sampled_from(["elastic", "elastic", "async", "colocate", "coarse"]))
+    cells = 1 if mode in ("colocate", "coarse") else draw(st.integers(1, 4))
     pool = {"async": st.integers(3, 12), "coarse": st.integers(1, 9), "colocate": st.just(0)}
     batch = draw(st.integers(1, 4))
     mu = draw(st.integers(1, 3))
-    extra = 0 if policy == "colocate" else draw(st.integers(0, 4))
+    extra = 0 if mode == "colocate" else draw(st.integers(0, 4))
     room = draw(st.integers(3, 9))
     dispatch = draw(st.sampled_from(["boundary", "boundary", "continuous"]))
     chosen = SchedulerConfig(
-        policy=policy,
-        B=batch,
-        N=draw(st.integers(1, 3)),
-        mu=mu,
-        phi=extra / batch,
-        K=cells,
-        C_e=room,
-        C_s=draw(pool.get(policy, st.integers(0, 6))),
-        rho_min=draw(st.sampled_from([0.1, 0.5, 1.0])),
-        tau_s=draw(st.sampled_from([0.0, 3.0, 60.0])),
+        mode=mode,
+        groups_per_step=batch,
+        executions_per_group=draw(st.integers(1, 3)),
+        steps_per_burst=mu,
+        extra_dispatch=extra / batch,
+        cells=cells,
+        cell_capacity=room,
+        pool_capacity=draw(pool.get(mode, st.integers(0, 6))),
+        min_supply=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        supply_wait_s=draw(st.sampled_from([0.0, 3.0, 60.0])),
         streaming=draw(st.booleans()),
         dispatch=dispatch,
         max_steps=draw(st.integers(1, 7)),
         checkpoint_every=draw(st.integers(1, 2)),
     )
-    return chosen if not problems(chosen) else config(policy="elastic")
+    return chosen if not problems(chosen) else config(mode="elastic")
 
 
 @settings(max_examples=80)
 @given(configs(), st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
 def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failure):
-    world = World(chosen, seed, failure=failure)
+    world = World(chosen, seed, failure=failure, graded=seed % 3 / 2)
     assert world.run()
     check_journal(chosen, world.journal.events)
     steps = of(world.journal.events, ev.StepDone)
@@ -73,7 +83,7 @@ def test_every_policy_keeps_every_invariant_in_random_worlds(chosen, seed, failu
 @settings(max_examples=40)
 @given(configs(), st.integers(0, 10_000), st.floats(0, 400))
 def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel_at):
-    world = World(chosen, seed)
+    world = World(chosen, seed, graded=seed % 3 / 2)
     completed = world.run(cancel_at=cancel_at)
     check_journal(chosen, world.journal.events, complete=completed)
     started = {event.execution_id for event in of(world.journal.events, ev.ExecutionStarted)}
@@ -93,7 +103,7 @@ def test_a_cancelled_run_ends_everything_and_counts_it_once(chosen, seed, cancel
 def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts, failure, crash):
     """After being interrupted or killed, and after the loss of the core (only before the last resumption). Versions are
     published and trained on while their checkpoints are being written."""
-    world = World(chosen, seed, failure=failure, core_dies=True)
+    world = World(chosen, seed, failure=failure, core_dies=True, graded=seed % 3 / 2)
     events = world.journal.events
     done = world.run(cancel_at=cuts[0], crash=crash)
     for cut in [*cuts[1:], None]:
@@ -114,13 +124,13 @@ def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts
     line: dict[int, ev.StepDone] = {event.step: event for event in of(events, ev.StepDone)}
     trained = [group for step in line.values() for group in step.groups]
     assert sorted(line) == list(range(1, chosen.max_steps + 1))
-    assert len(trained) == len(set(trained)) == chosen.max_steps * chosen.B
+    assert len(trained) == len(set(trained)) == chosen.max_steps * chosen.groups_per_step
     left = [group.group for group in resume_state(events, world.outcomes, chosen.max_steps).pending]
     assert sorted(trained + left) == list(range(len(trained) + len(left))), "no group is lost"
 
 
 def test_a_transition_calls_the_cell_in_the_order_of_the_design():
-    world = World(config(K=2, C_e=12), seed=1)
+    world = World(config(cells=2, cell_capacity=12), seed=1)
     world.run()
     calls = [(name, cell) for name, cell in world.cells.calls if cell in (1, -1) and name not in ("train", "update")]
     enters = calls.index(("enter_training", 1))
@@ -137,7 +147,19 @@ def test_a_transition_calls_the_cell_in_the_order_of_the_design():
 
 
 def test_satellites_join_under_way_and_share_the_batch():
-    world = World(config(B=6, N=2, mu=1, phi=0.0, K=3, C_e=8, tau_s=0.0), seed=3, no_signal=0.0)
+    world = World(
+        config(
+            groups_per_step=6,
+            executions_per_group=2,
+            steps_per_burst=1,
+            extra_dispatch=0.0,
+            cells=3,
+            cell_capacity=8,
+            supply_wait_s=0.0,
+        ),
+        seed=3,
+        no_signal=0.0,
+    )
     world.run()
     joins = of(world.journal.events, ev.CellJoined)
     assert any(join.cell and join.late for join in joins)
@@ -163,7 +185,12 @@ def test_reward_mean_counts_valid_and_dummies_but_not_unresolved():
 
 
 def test_a_lost_satellite_returns_its_claims_and_enters_again_with_zero_gradients():
-    world = World(config(B=6, mu=1, phi=0.0, K=2, C_e=12, tau_s=0.0), seed=4, failure=0.5, no_signal=0.0)
+    world = World(
+        config(groups_per_step=6, steps_per_burst=1, extra_dispatch=0.0, cells=2, cell_capacity=12, supply_wait_s=0.0),
+        seed=4,
+        failure=0.5,
+        no_signal=0.0,
+    )
     assert world.run()
     assert "trainer-1" in {event.name for event in of(world.journal.events, ev.ProcessLost)}
     assert of(world.journal.events, ev.MicroStepsReturned)
@@ -172,12 +199,12 @@ def test_a_lost_satellite_returns_its_claims_and_enters_again_with_zero_gradient
 
 class _DyingCore(RandomCells):
     async def train(self, cell, work):
-        raise MemberLost(CORE, "died")
+        raise WorkerLost(CORE, "died")
 
 
 class _SkippingCore(RandomCells):
-    async def update(self, members):
-        stats = await super().update(members)
+    async def update(self, training_cells):
+        stats = await super().update(training_cells)
         return type(stats)(version=stats.version + 1, grad_norm=0.0)
 
 
@@ -278,7 +305,7 @@ class _MissedPublication(RandomCells):
 
 class _NeverBack(_MissedPublication):
     async def replace(self, member):
-        raise MemberLost(member, "did not start")
+        raise WorkerLost(member, "did not start")
 
 
 def run_small(cells: RandomCells, timeout: float | None = None) -> list[ev.Event]:
@@ -286,7 +313,15 @@ def run_small(cells: RandomCells, timeout: float | None = None) -> list[ev.Event
     journal = ListJournal()
 
     async def main() -> None:
-        small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=0.5, max_steps=3)
+        small = config(
+            cells=1,
+            pool_capacity=4,
+            cell_capacity=8,
+            groups_per_step=2,
+            steps_per_burst=1,
+            extra_dispatch=0.5,
+            max_steps=3,
+        )
         parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
         async with asyncio.timeout(timeout):
             await Controller(small, Environment(*parts, cells, journal)).run()
@@ -335,7 +370,16 @@ def test_no_satellite_joins_before_the_groups_of_the_next_burst_are_queued():
     async def main() -> None:
         clock = VirtualClock()
         controller = Controller(
-            config(B=1, N=1, mu=1, phi=2.0, K=2, C_e=2, tau_s=0.0, max_steps=2),
+            config(
+                groups_per_step=1,
+                executions_per_group=1,
+                steps_per_burst=1,
+                extra_dispatch=2.0,
+                cells=2,
+                cell_capacity=2,
+                supply_wait_s=0.0,
+                max_steps=2,
+            ),
             Environment(
                 clock,
                 RandomQueries(),
@@ -355,7 +399,9 @@ def test_no_satellite_joins_before_the_groups_of_the_next_burst_are_queued():
 def test_a_run_that_is_resumed_with_less_depth_shrinks_to_it_under_continuous_dispatch():
     """More groups than the capacity beside a training core would be in flight for ever."""
     groups = [PendingGroup(group=group, query="q", version=0, outcomes={}) for group in range(9)]
-    world = World(config(dispatch="continuous", B=1, mu=1, phi=0.0, C_e=2), seed=1)
+    world = World(
+        config(dispatch="continuous", groups_per_step=1, steps_per_burst=1, extra_dispatch=0.0, cell_capacity=2), seed=1
+    )
     state = ControlState(incarnation=1, went_back_to=[0], next_group=9, pending=groups)
     assert world.run(initial=state, cancel_at=10_000)
     assert len(of(world.journal.events, ev.StepDone)) == 6
@@ -366,27 +412,37 @@ def test_a_ready_group_of_a_resumed_run_holds_no_slot_under_continuous_dispatch(
     """Nobody would dispatch again if nothing were under way."""
     done = {i: Outcome(execution_id=f"g0-{i}", validity=Validity.VALID, reward=1.0, cause="completed") for i in (0, 1)}
     groups = [PendingGroup(group=group, query="q", version=0, outcomes=done) for group in range(ready)]
-    world = World(config(dispatch="continuous", B=1, mu=1, phi=0.0, C_e=2), seed=1)
+    world = World(
+        config(dispatch="continuous", groups_per_step=1, steps_per_burst=1, extra_dispatch=0.0, cell_capacity=2), seed=1
+    )
     assert world.run(initial=ControlState(incarnation=1, went_back_to=[0], next_group=ready, pending=groups))
     assert len(of(world.journal.events, ev.StepDone)) == 6
 
 
 class _LostInTheCopy(RandomCells):
     async def checkpoint(self, version):
-        raise MemberLost(CORE, "died")
+        raise WorkerLost(CORE, "died")
 
 
 class _LostOnItsWayBack(RandomCells):
     async def leave_training(self, cell):
         await asyncio.sleep(1_000)
-        raise MemberLost(CORE, "died")
+        raise WorkerLost(CORE, "died")
 
 
 def test_no_cell_starts_a_transition_when_the_core_is_lost_in_its_own():
     journal = ListJournal()
 
     async def main() -> None:
-        small = config(B=1, N=1, mu=1, phi=0.0, K=2, C_e=8, tau_s=0.0)
+        small = config(
+            groups_per_step=1,
+            executions_per_group=1,
+            steps_per_burst=1,
+            extra_dispatch=0.0,
+            cells=2,
+            cell_capacity=8,
+            supply_wait_s=0.0,
+        )
         parts = (VirtualClock(), RandomQueries(), RandomExecutions(0), SimMaterializer(lambda _: [1.5]))
         with pytest.raises(EssentialLost):
             await Controller(small, Environment(*parts, _LostOnItsWayBack(0, 0), journal)).run()
@@ -400,7 +456,10 @@ def test_no_cell_starts_a_transition_when_the_core_is_lost_in_its_own():
 
 def test_a_simulated_run_ends_the_same_every_time():
     """Executions that the end cuts off too."""
-    first, second = World(config(C_e=20, C_s=20, phi=4.0), seed=2), World(config(C_e=20, C_s=20, phi=4.0), seed=2)
+    first, second = (
+        World(config(cell_capacity=20, pool_capacity=20, extra_dispatch=4.0), seed=2),
+        World(config(cell_capacity=20, pool_capacity=20, extra_dispatch=4.0), seed=2),
+    )
     assert not first.run(cancel_at=50) | second.run(cancel_at=50)
     assert first.journal.events == second.journal.events
     cut_off = [event for event in of(first.journal.events, ev.ExecutionClosed) if event.cause == "cancelled"]
@@ -414,9 +473,9 @@ class _LastingExecutions(RandomExecutions):
         super().__init__(0)
         self.ending = asyncio.Event()
 
-    async def run(self, ticket):
+    async def run(self, ticket, terminated):
         try:
-            return await super().run(ticket)
+            return await super().run(ticket, terminated)
         except asyncio.CancelledError:
             self.ending.set()
             await asyncio.sleep(10)
@@ -427,7 +486,15 @@ class _LastingExecutions(RandomExecutions):
 def test_a_run_that_ends_by_itself_leaves_nothing_at_work_also_when_it_is_interrupted_then(interrupt, error, caplog):
     async def main() -> None:
         executions = _LastingExecutions()
-        small = config(K=1, C_s=4, C_e=8, B=2, mu=1, phi=3.0, max_steps=3)
+        small = config(
+            cells=1,
+            pool_capacity=4,
+            cell_capacity=8,
+            groups_per_step=2,
+            steps_per_burst=1,
+            extra_dispatch=3.0,
+            max_steps=3,
+        )
         parts = (VirtualClock(), RandomQueries(), executions, SimMaterializer(lambda _: [1.5]), _LostInTheCopy(0, 0))
         run = asyncio.ensure_future(Controller(small, Environment(*parts, ListJournal())).run())
         await executions.ending.wait()
@@ -443,8 +510,8 @@ def test_a_run_that_ends_by_itself_leaves_nothing_at_work_also_when_it_is_interr
 
 
 def test_an_impossible_configuration_is_refused_before_anything_starts():
-    world = World(config(policy="colocate"), seed=0)
-    with pytest.raises(ConfigError, match=r"scheduler\.K = 3 with policy colocate"):
+    world = World(config(mode="colocate"), seed=0)
+    with pytest.raises(ConfigError, match=r"scheduler\.cells = 3 with mode colocate"):
         world.run()
     assert world.journal.events == []
 

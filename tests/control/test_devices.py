@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from live_fleet import run_config
 
 from gyre.control.live.config import DevicesSection, RecoverySection, RunConfig
-from gyre.control.live.devices import place
+from gyre.control.live.devices import assign_devices
 from gyre.control.live.launching import devices_here
 from gyre.control.live.processes import Fleet
 from gyre.core.errors import ConfigError
@@ -34,7 +34,7 @@ class LauncherThatNotes:
         return Path("/nowhere", place)
 
     async def start(self, spec: ProcessSpec) -> "Idle":
-        self.seen[spec.name] = (spec.place, spec.devices)
+        self.seen[spec.name] = (spec.bundle, spec.devices)
         return Idle(spec)
 
     async def stop_all(self, grace_s: float) -> None: ...
@@ -53,7 +53,16 @@ class Idle:
 
 
 def config(ids: list[str]) -> RunConfig:
-    scheduler = SchedulerConfig(K=2, B=2, N=2, mu=1, C_e=4, C_s=4, pool_engines=2, max_steps=1)
+    scheduler = SchedulerConfig(
+        cells=2,
+        groups_per_step=2,
+        executions_per_group=2,
+        steps_per_burst=1,
+        cell_capacity=4,
+        pool_capacity=4,
+        pool_engines=2,
+        max_steps=1,
+    )
     made = run_config(Path("model"), scheduler, ParallelConfig(pipeline=2), RecoverySection())
     engine = SglangSection(python="python", tensor=2)
     return msgspec.structs.replace(made, engine=engine, devices=DevicesSection(ids=ids))
@@ -63,7 +72,7 @@ async def seen(run: RunConfig, root: Path) -> dict[str, str]:
     """Ids of the devices that each process sees, one after another."""
     launcher = LauncherThatNotes()
     fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "")
-    await fleet.start_members()
+    await fleet.start_cells()
     await fleet.close()
     ids = devices_here(run)
     return {name: "".join(ids[place][device] for device in devices) for name, (place, devices) in launcher.seen.items()}
@@ -88,21 +97,21 @@ async def test_a_weight_sender_has_a_device_of_its_own(tmp_path: Path) -> None:
     found = await seen(msgspec.structs.replace(run, engine=engine), tmp_path)
     assert (found["engine-1"], found["engine-1-sender"], found["engine-pool2-sender"]) == ("23", "8", "8")
     with pytest.raises(ConfigError, match=r'sender_gpu = "8" is in devices\.ids'):
-        msgspec.structs.replace(config(list("012345678")), engine=engine).placement()
+        msgspec.structs.replace(config(list("012345678")), engine=engine).device_assignment()
 
 
 def test_too_few_devices_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"devices\.ids lists 7 devices and the cells and pool engines need 8"):
-        config(list("0123456")).placement()
+        config(list("0123456")).device_assignment()
 
 
 @given(st.dictionaries(st.integers(-3, 4), st.integers(0, 4)), st.integers(0, 3))
 def test_no_device_has_two_owners(needs: dict[int, int], spare: int) -> None:
     ids = [str(i) for i in range(sum(needs.values()) + spare)]
-    placement = place(ids, needs)
+    placement = assign_devices(ids, needs)
     owned = [device for devices in placement.values() for device in devices]
     assert len(owned) == len(set(owned))
     if ids:
         assert {cell: len(devices) for cell, devices in placement.items()} == needs
     with pytest.raises(ConfigError, match="twice"):
-        place([*ids, "x", "x"], needs)
+        assign_devices([*ids, "x", "x"], needs)

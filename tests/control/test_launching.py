@@ -7,12 +7,13 @@ from unittest.mock import create_autospec
 
 import msgspec
 import pytest
-from live_fleet import make_policy, run_config
+from live_fleet import make_mode, run_config
 
-from gyre.control.base import Member
-from gyre.control.live import config as live_config
-from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig, check
-from gyre.control.live.launching import cluster_places
+from gyre.control.base import WorkerId
+from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig
+from gyre.control.live.launching import cluster_bundles
+from gyre.control.live.preflight import model, settings
+from gyre.control.live.preflight.subject import Subject
 from gyre.control.live.processes import Fleet
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError, GyreError
@@ -27,16 +28,30 @@ from gyre.store import RunDir
 from gyre.training.config import ParallelConfig
 from gyre.transport.section import MooncakeSection, ShmSection
 
-SCHEDULER = SchedulerConfig(K=2, B=2, N=2, mu=1, C_e=4, C_s=4, pool_engines=1, max_steps=1)
+SCHEDULER = SchedulerConfig(
+    cells=2,
+    groups_per_step=2,
+    executions_per_group=2,
+    steps_per_burst=1,
+    cell_capacity=4,
+    pool_capacity=4,
+    pool_engines=1,
+    max_steps=1,
+)
+
+
+def check(config: RunConfig) -> None:
+    for part in (settings.check, model.check, model.check_weights):
+        part(Subject(config))
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """On GPUs of a cluster; neither Ray nor Mooncake need be installed."""
-    model = make_policy(tmp_path / "model")
+    model = make_mode(tmp_path / "model")
     (model / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(live_config.launch, "require", lambda section: None)
-    monkeypatch.setattr(live_config.transport, "require", lambda section: None)
+    monkeypatch.setattr(settings.launch, "require", lambda section: None)
+    monkeypatch.setattr(settings.transport, "require", lambda section: None)
     made = run_config(model, SCHEDULER, ParallelConfig(pipeline=2), RecoverySection())
     return msgspec.structs.replace(
         made,
@@ -49,18 +64,18 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 def test_a_model_in_several_files_is_as_good_as_one_in_one(config: RunConfig) -> None:
     weights = config.policy.model / "model.safetensors"
     weights.rename(weights.with_name("model-00001-of-00002.safetensors"))
-    check(config, "run.toml")
+    check(config)
 
 
 def test_each_cell_is_a_place_with_the_devices_of_engine_and_trainer(config: RunConfig, tmp_path: Path) -> None:
-    check(config, "run.toml")
+    check(config)
     run_dir = RunDir.create(tmp_path / "run", "")
-    places = cluster_places(config, RaySection(address="", cpus=3.0), run_dir)
+    places = cluster_bundles(config, RaySection(address="", cpus=3.0), run_dir)
     assert list(places) == ["cell-0", "cell-1", "pool-1"]
     assert [place.gpus for place in places.values()] == [2, 2, 1]
     assert {place.cpus for place in places.values()} == {3.0}
     assert [place.here for place in places.values()] == [True, False, False]
-    on_cpus = cluster_places(config, RaySection(address="", gpus=False), run_dir)
+    on_cpus = cluster_bundles(config, RaySection(address="", gpus=False), run_dir)
     assert {place.gpus for place in on_cpus.values()} == {0}
 
 
@@ -92,7 +107,7 @@ async def test_a_cell_that_is_not_complete_leaves_no_rank_behind(config: RunConf
     launcher = _SecondRankFails()
     fleet = Fleet(cast(Launcher, launcher), config, RunDir(tmp_path), store="")
     with pytest.raises(GyreError, match="trainer-1-rank1 was not ready"):
-        await fleet.start_member(Member("trainer", 1))
+        await fleet.start_worker(WorkerId("trainer", 1))
     assert launcher.first_is_there.is_set()
     assert not launcher.alive
 
@@ -101,13 +116,13 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
     config: RunConfig, tmp_path: Path
 ) -> None:
     run_dir = RunDir.create(tmp_path / "run", "")
-    first = cluster_places(config, RaySection(address=""), run_dir)
+    first = cluster_bundles(config, RaySection(address=""), run_dir)
     files = {name: {Path(file.path).name for file in place.files} for name, place in first.items()}
     assert files["cell-1"] == files["pool-1"] >= {"config.json", "model.safetensors", "tokenizer.json"}
     assert files["cell-0"] - files["cell-1"] == {".mark"}
     assert all(file.fingerprint == fingerprint(Path(file.path)) for place in first.values() for file in place.files)
     # A copy of the directory that some node has from an earlier start is not the same.
-    again = cluster_places(config, RaySection(address=""), run_dir)
+    again = cluster_bundles(config, RaySection(address=""), run_dir)
     assert first["cell-0"].files[-1].fingerprint != again["cell-0"].files[-1].fingerprint
     assert run_dir.latest_checkpoint() is None
 
@@ -115,7 +130,7 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"transport": ShmSection()}, r"run\.toml: transport\.kind = shm .* set transport\.kind = mooncake"),
+        ({"transport": ShmSection()}, r"transport\.kind = shm .* set transport\.kind = mooncake"),
         ({"devices": DevicesSection(ids=["0"])}, r"devices\.ids lists GPUs of this machine.*leave \[devices\] out"),
         (
             {"engine": SglangSection(python="python", weights="broadcast", sender_gpu="1")},
@@ -130,20 +145,20 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
 )
 def test_what_cannot_work_is_refused_by_name(config: RunConfig, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(msgspec.structs.replace(config, **changes), "run.toml")
+        check(msgspec.structs.replace(config, **changes))
 
 
 def test_a_family_that_does_not_exist_is_refused_with_those_that_do(config: RunConfig) -> None:
-    policy = msgspec.structs.replace(config.policy, renderer="qwen9")
-    with pytest.raises(ConfigError, match=r'renderer = "qwen9" is no model family; use one of .*qwen3,'):
-        check(msgspec.structs.replace(config, policy=policy), "run.toml")
+    policy = msgspec.structs.replace(config.policy, family="qwen9")
+    with pytest.raises(ConfigError, match=r'family = "qwen9" is no model family; use one of .*qwen3,'):
+        check(msgspec.structs.replace(config, policy=policy))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"vocab_size": "x", "num_hidden_layers": 2}', "\x00"])
 def test_a_model_whose_config_says_nothing_is_refused(config: RunConfig, content: str) -> None:
     (config.policy.model / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"run\.toml: config\.json of policy\.model = .* is not that of a"):
-        check(config, "run.toml")
+    with pytest.raises(ConfigError, match=r"config\.json of policy\.model = .* is not that of a"):
+        check(config)
 
 
 def test_every_process_of_every_engine_samples_differently_within_the_seeds_that_sglang_takes(
@@ -174,13 +189,13 @@ def test_every_process_of_every_engine_samples_differently_within_the_seeds_that
 def test_a_value_out_of_range_is_refused_by_key(config: RunConfig, override: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(configs.dump(config))
-    with pytest.raises(ConfigError, match=rf"run\.toml: {override.partition('=')[0]}: expected"):
+    with pytest.raises(ConfigError, match=rf"{override.partition('=')[0]}: expected"):
         configs.load(path, [override], RunConfig)
 
 
 def test_ray_that_is_not_installed_is_refused_by_name(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr("gyre.launch.section.find_spec", lambda name: None)
-    monkeypatch.setattr(live_config.transport, "require", lambda section: None)
+    monkeypatch.setattr(settings.transport, "require", lambda section: None)
     with pytest.raises(ConfigError, match=r'launch\.kind = "ray" needs the package ray'):
-        check(config, "run.toml")
+        check(config)

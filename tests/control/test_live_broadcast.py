@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from live_fleet import make_policy, run_config, running
+from live_fleet import make_mode, run_config, running
 
-from gyre.control.base import Member
+from gyre.control.base import WorkerId
 from gyre.control.live.config import RecoverySection
 from gyre.core.errors import GyreError
 from gyre.engines.section import SglangSection
@@ -20,8 +20,17 @@ from gyre.training.config import ParallelConfig
 pytestmark = pytest.mark.live
 
 SERVER = Path(__file__).parents[1] / "engines/receiving_sglang.py"
-SCHEDULER = SchedulerConfig(policy="async", B=2, N=1, mu=1, K=1, C_e=0, C_s=4, max_steps=1)
-ENGINE = Member("engine", -1)
+SCHEDULER = SchedulerConfig(
+    mode="async",
+    groups_per_step=2,
+    executions_per_group=1,
+    steps_per_burst=1,
+    cells=1,
+    cell_capacity=0,
+    pool_capacity=4,
+    max_steps=1,
+)
+ENGINE = WorkerId("engine", -1)
 
 
 def interpreter(root: Path) -> Path:
@@ -38,26 +47,26 @@ def processes() -> set[int]:
 
 async def test_a_lost_sender_is_replaced_with_its_engine_and_a_failed_start_leaves_none(tmp_path):
     python = interpreter(tmp_path)
-    config = run_config(make_policy(tmp_path / "model"), SCHEDULER, ParallelConfig(), RecoverySection())
+    config = run_config(make_mode(tmp_path / "model"), SCHEDULER, ParallelConfig(), RecoverySection())
     section = SglangSection(python=str(python), device="cpu", dtype="float32", weights="broadcast")
     async with running(msgspec.structs.replace(config, engine=section), tmp_path) as (fleet, cells):
         await cells.enter_rollout(-1, 0)
-        engine, sender = fleet.member(ENGINE).processes
+        engine, sender = fleet.worker(ENGINE).processes
         assert (engine.spec.name, sender.spec.name) == ("engine-pool1", "engine-pool1-sender")
-        assert (await fleet.member(ENGINE).connection.stub.status()).version == 0
+        assert (await fleet.worker(ENGINE).connection.stub.status()).version == 0
 
         os.kill(sender.pid, signal.SIGKILL)
-        loss = await cells.next_loss()
-        assert loss.member == ENGINE
-        assert "engine-pool1-sender ended (killed by signal 9)" in loss.detail
+        failure = await cells.next_failure()
+        assert failure.worker == ENGINE
+        assert "engine-pool1-sender ended (killed by signal 9)" in failure.detail
         await cells.replace(ENGINE)
         assert not psutil.pid_exists(engine.pid)
         await cells.enter_rollout(-1, 0)
-        assert (await fleet.member(ENGINE).connection.stub.status()).version == 0
+        assert (await fleet.worker(ENGINE).connection.stub.status()).version == 0
 
-        await fleet.kill(fleet.member(ENGINE))
+        await fleet.kill(fleet.worker(ENGINE))
         before = processes()
         python.write_text("#!/bin/sh\nexit 1\n")
         with pytest.raises(GyreError, match=r"engine-pool1\.2 ended while starting"):
-            await fleet.start_member(ENGINE)
+            await fleet.start_worker(ENGINE)
         assert processes() == before

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from live_fleet import make_policy, micro_step, run_config, running
+from live_fleet import make_mode, micro_step, run_config, running
 
-from gyre.control.base import Member, MemberLost
+from gyre.control.base import WorkerId, WorkerLost
 from gyre.control.live.config import RecoverySection
 from gyre.control.live.processes import Fleet
 from gyre.core.errors import CheckpointFailed, PeerLost
@@ -23,9 +23,9 @@ def snapshots(fleet: Fleet) -> set[int]:
 
 
 async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: Path) -> None:
-    scheduler = SchedulerConfig(B=1, N=1, K=2, C_e=4, max_steps=1)
+    scheduler = SchedulerConfig(groups_per_step=1, executions_per_group=1, cells=2, cell_capacity=4, max_steps=1)
     config = run_config(
-        make_policy(tmp_path / "model"), scheduler, ParallelConfig(pipeline=2), RecoverySection(call_s=60.0)
+        make_mode(tmp_path / "model"), scheduler, ParallelConfig(pipeline=2), RecoverySection(call_s=60.0)
     )
     async with running(config, tmp_path) as (fleet, cells):
         await asyncio.gather(cells.enter_rollout(0, 0), cells.enter_rollout(1, 0))
@@ -66,10 +66,10 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         await cells.set_admitting([0, 1])
 
         # The end of one rank is the end of its cell: all ranks are replaced, and training goes on.
-        satellite = Member("trainer", 1)
-        lost = fleet.member(satellite).connection.stub
-        await fleet.member(satellite).processes[1].stop(0.0)
-        assert (await cells.next_loss()).member == satellite
+        satellite = WorkerId("trainer", 1)
+        lost = fleet.worker(satellite).connection.stub
+        await fleet.worker(satellite).processes[1].stop(0.0)
+        assert (await cells.next_failure()).worker == satellite
         await cells.replace(satellite)
         with pytest.raises(PeerLost):
             await lost.wake()
@@ -85,5 +85,5 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         with pytest.raises(CheckpointFailed, match=r"v000003 could not be written .*Not a directory"):
             await cells.checkpoint_written(3)
         await cells.enter_training(0, 3)
-        with pytest.raises(MemberLost, match="engine-7: not running"):
+        with pytest.raises(WorkerLost, match="engine-7: not running"):
             await cells.enter_rollout(7, 2)

@@ -31,10 +31,10 @@ def writing_to(log: Path) -> int:
 
 @pytest.mark.parametrize("name", ["runner", "proxy-1"])
 async def test_who_does_not_answer_is_ended_and_who_answers_is_not(name: str, tmp_path: Path) -> None:
-    scheduler = SchedulerConfig(B=1, N=1, K=1, C_e=1, max_steps=1)
+    scheduler = SchedulerConfig(groups_per_step=1, executions_per_group=1, cells=1, cell_capacity=1, max_steps=1)
     config = msgspec.structs.replace(
         run_config(TINY, scheduler, ParallelConfig(), RecoverySection()),
-        policy=PolicySection(model=TINY, renderer="qwen3"),
+        policy=PolicySection(model=TINY, family="qwen3"),
         rollout=RolloutSection(max_context=256, max_new_tokens=32, proxy_workers=2),
     )
     run_dir = RunDir.create((tmp_path / "run").resolve(), "")

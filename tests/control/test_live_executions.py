@@ -10,7 +10,8 @@ import pytest
 from gyre.control.base import Ticket
 from gyre.control.live.executions import LiveExecutions
 from gyre.core.errors import GyreError
-from gyre.core.records import Outcome, SessionAccess, Validity
+from gyre.core.records import CallFacts, Outcome, SessionAccess, Validity
+from gyre.proxy.base import SessionSummary
 from gyre.runner.base import Budgets
 
 TICKET = Ticket(execution_id="g0-0", group=0, member=0, query="q", version=0)
@@ -25,11 +26,52 @@ def executions(*validities: Validity) -> LiveExecutions:
 
 async def test_a_run_in_which_nothing_works_ends_and_says_why() -> None:
     broken = executions(Validity.NO_WORK, Validity.NO_WORK)
-    await broken.run(TICKET)
+    await broken.run(TICKET, lambda: None)
     with pytest.raises(GyreError, match="the last 2 executions did no work at all, g0-0 because no disk"):
-        await broken.run(TICKET)
+        await broken.run(TICKET, lambda: None)
 
 
 async def test_some_executions_without_work_are_outcomes_like_others() -> None:
     mixed = executions(Validity.NO_WORK, Validity.VALID, Validity.NO_WORK, Validity.UNRESOLVED)
-    assert [(await mixed.run(TICKET)).validity for _ in range(3)] == ["no-work", "valid", "no-work"]
+    assert [(await mixed.run(TICKET, lambda: None)).validity for _ in range(3)] == ["no-work", "valid", "no-work"]
+
+
+async def test_the_place_is_free_when_the_session_is_closed_and_the_runner_hears_of_the_calls() -> None:
+    order: list[str] = []
+    told: list[CallFacts] = []
+    summary = SessionSummary(
+        execution_id="g0-0",
+        calls=5,
+        orphans=0,
+        retries_attached=0,
+        retries_replayed=0,
+        drift={},
+        unserved=2,
+        cut_answers=1,
+    )
+
+    async def close_session(_: str) -> SessionSummary:
+        order.append("session closed")
+        return summary
+
+    async def wait(_: str, calls: CallFacts) -> SimpleNamespace:
+        order.append("graded")
+        told.append(calls)
+        return SimpleNamespace(outcome=Outcome(execution_id="g0-0", validity=Validity.VALID, reward=1.0, cause="c"))
+
+    live = executions(Validity.VALID)
+    live._proxy.close_session, live._runner.wait = close_session, wait  # type: ignore[method-assign]
+    await live.run(TICKET, lambda: order.append("terminated"))
+    assert order == ["session closed", "terminated", "graded"]
+    assert told == [CallFacts(answered=5, cut=1, lost=2)]
+
+
+async def test_executions_without_the_policy_count_as_nothing_works() -> None:
+    lost = Outcome(
+        execution_id="g0-0", validity=Validity.UNRESOLVED, reward=0.0, cause="calls_lost", message="no engine"
+    )
+    live = executions(Validity.VALID)
+    live._runner.wait = AsyncMock(return_value=SimpleNamespace(outcome=lost))  # type: ignore[method-assign]
+    await live.run(TICKET, lambda: None)
+    with pytest.raises(GyreError, match="did no work at all, g0-0 because no engine"):
+        await live.run(TICKET, lambda: None)

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from live_fleet import make_policy, micro_step, run_config, running
+from live_fleet import make_mode, micro_step, run_config, running
 
-from gyre.control.base import Environment, Member, ReadyGroup, Ticket
+from gyre.control.base import Environment, ReadyGroup, Ticket, WorkerId
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RecoverySection
@@ -26,10 +27,20 @@ from gyre.transport.shm import ShmTransport
 
 pytestmark = pytest.mark.live
 
-SCHEDULER = SchedulerConfig(policy="async", B=2, N=1, mu=2, K=2, C_e=0, C_s=4, tau_s=0.0, max_steps=4)
+SCHEDULER = SchedulerConfig(
+    mode="async",
+    groups_per_step=2,
+    executions_per_group=1,
+    steps_per_burst=2,
+    cells=2,
+    cell_capacity=0,
+    pool_capacity=4,
+    supply_wait_s=0.0,
+    max_steps=4,
+)
 MICRO_STEPS = 6
 """Of a group."""
-SATELLITE, ENGINE = Member("trainer", 1), Member("engine", -1)
+SATELLITE, ENGINE = WorkerId("trainer", 1), WorkerId("engine", -1)
 
 
 def work_of(group: int) -> list[MicroStep]:
@@ -45,7 +56,7 @@ class Instant:
     def harness(self, ticket: Ticket) -> str:
         return "none"
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         return Outcome(execution_id=ticket.execution_id, validity=Validity.VALID, reward=1.0, cause="completed")
 
 
@@ -80,7 +91,7 @@ class Saboteur:
         # The second group of step 1 waits for the killed satellite, that of step 2 for the hung one, step 3 for all.
         if group.group:
             await self._until(ev.CellJoined, 3 if group.group >= 3 else 2, cell=1)
-        if group.group >= 2 * SCHEDULER.B:
+        if group.group >= 2 * SCHEDULER.groups_per_step:
             await self._until(ev.ProcessRestarted, 1, name=str(ENGINE))
         return work_of(group.group)
 
@@ -88,7 +99,7 @@ class Saboteur:
         self._seen[what] += 1
         if (what, self._seen[what]) in self._strikes:
             member, number = self._strikes[what, self._seen[what]]
-            os.kill(self._fleet.member(member).processes[0].pid, number)  # type: ignore[attr-defined]
+            os.kill(self._fleet.worker(member).processes[0].pid, number)  # type: ignore[attr-defined]
 
     async def _until(self, kind: type[ev.Event], count: int, **values: object) -> None:
         def wanted(event: ev.Event) -> bool:
@@ -100,18 +111,18 @@ class Saboteur:
 
 
 async def parameters(fleet: Fleet) -> dict[str, torch.Tensor]:
-    core = fleet.member(Member("trainer", 0)).connection.stub
+    core = fleet.worker(WorkerId("trainer", 0)).connection.stub
     return ShmTransport(fleet.transport_root(0)).pull(await core.publish())
 
 
 async def one_cell(fleet: Fleet, checkpoint: str) -> dict[str, torch.Tensor]:
     """The same batches without faults, on the core alone."""
-    core = fleet.member(Member("trainer", 0)).connection.stub
+    core = fleet.worker(WorkerId("trainer", 0)).connection.stub
     await core.wake()
     await core.load(checkpoint)
     for version in range(SCHEDULER.max_steps):
         await core.join(version, None)
-        for group in range(version * SCHEDULER.B, (version + 1) * SCHEDULER.B):
+        for group in range(version * SCHEDULER.groups_per_step, (version + 1) * SCHEDULER.groups_per_step):
             for work in work_of(group):
                 await core.micro_step(work)
         await core.reduce(1000 + version, 1)
@@ -133,9 +144,9 @@ async def train(fleet: Fleet, cells: LiveCells) -> Saboteur:
 
 async def test_satellite_killed_and_hung_and_engine_hung(tmp_path: Path) -> None:
     recovery = RecoverySection(micro_step_s=10.0, call_s=60.0)
-    config = run_config(make_policy(tmp_path / "model"), SCHEDULER, ParallelConfig(), recovery)
+    config = run_config(make_mode(tmp_path / "model"), SCHEDULER, ParallelConfig(), recovery)
     async with running(config, tmp_path) as (fleet, cells):
-        core = fleet.member(Member("trainer", 0)).connection.stub
+        core = fleet.worker(WorkerId("trainer", 0)).connection.stub
         await core.wake()
         await core.save(str(tmp_path / "initial"))
         saboteur = await train(fleet, cells)

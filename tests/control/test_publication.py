@@ -9,7 +9,7 @@ from unittest.mock import DEFAULT, AsyncMock
 import pytest
 from live_fleet import VOCABULARY, run_config
 
-from gyre.control.base import Member
+from gyre.control.base import WorkerId
 from gyre.control.live.cells import PROBE_TOKENS, LiveCells
 from gyre.control.live.config import RecoverySection
 from gyre.control.live.processes import Fleet, Started
@@ -20,9 +20,11 @@ from gyre.store import RunDir
 from gyre.training.config import ParallelConfig
 from gyre.transport.base import WeightRef
 
-CORE, FIRST, SECOND = Member("trainer", 0), Member("engine", 0), Member("engine", -1)
+CORE, FIRST, SECOND = WorkerId("trainer", 0), WorkerId("engine", 0), WorkerId("engine", -1)
 WEIGHTS = WeightRef(version=1, uri="", checksum="")
-SCHEDULER = SchedulerConfig(B=1, N=1, K=1, C_e=4, C_s=4, max_steps=1)
+SCHEDULER = SchedulerConfig(
+    groups_per_step=1, executions_per_group=1, cells=1, cell_capacity=4, pool_capacity=4, max_steps=1
+)
 
 
 class ScriptedEngine(AsyncMock):
@@ -48,11 +50,11 @@ class ScriptedFleet(Fleet):
     """The fleet's own book of members, over stubs instead of processes."""
 
     def __init__(self) -> None:
-        self._members = {}
+        self._workers = {}
         self.killed: list[Started] = []
 
-    def put(self, member: Member, stub: Any) -> Started:
-        made = self._members[member] = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
+    def put(self, member: WorkerId, stub: Any) -> Started:
+        made = self._workers[member] = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
         return made
 
     async def kill(self, started: Started) -> None:
@@ -84,7 +86,7 @@ async def test_a_process_that_takes_the_place_of_a_lost_engine_is_left_alone(tmp
     assert [probe.cell for probe in publication.probes] == [SECOND.cell]
     assert publication.failed == {FIRST.cell: "the engine is gone"}
     assert fleet.killed == [process]
-    assert fleet.member(FIRST).connection.stub is successor
+    assert fleet.worker(FIRST).connection.stub is successor
 
 
 async def test_an_engine_that_is_not_running_has_failed(tmp_path: Path) -> None:

@@ -7,12 +7,29 @@ from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from gyre.core.events import Event, ExecutionClosed, ExecutionStarted, InvariantBroken, ProcessLost, RunStarted
+from gyre.core.events import (
+    Event,
+    ExecutionClosed,
+    ExecutionStarted,
+    ExecutionTerminated,
+    InvariantBroken,
+    ProcessLost,
+    RunStarted,
+)
 from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validity
 from gyre.store import RunDir
 
 HOSTILE = "</td></pre><script>alert('1')</script><img src=x onerror=\"alert(2)\">$\\frac{&amp;\x1b[31m\u202e{{ 7*7 }}"
-SCHEDULER = "[scheduler]\nB = 2\nN = 4\nmu = 2\nphi = 1.0\nK = 3\nC_e = 8\ntau_s = 5.0\nmax_steps = 4\n"
+SCHEDULER = """[scheduler]
+groups_per_step = 2
+executions_per_group = 4
+steps_per_burst = 2
+extra_dispatch = 1.0
+cells = 3
+cell_capacity = 8
+supply_wait_s = 5.0
+max_steps = 4
+"""
 
 
 def call(
@@ -57,6 +74,7 @@ def hostile_events() -> list[Event]:
     return [
         RunStarted(t=0.0, run_id=HOSTILE, resumed_from=4),
         ExecutionStarted(t=1.0, execution_id="9-0", group=99, query=HOSTILE, harness=HOSTILE),
+        ExecutionTerminated(t=2.0, execution_id="9-0", group=99, seconds=1.0),
         ExecutionClosed(
             t=2.0,
             execution_id="9-0",

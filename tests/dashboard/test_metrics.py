@@ -24,11 +24,11 @@ from gyre.core.events import (
     TransitionFinished,
 )
 from gyre.dashboard.metrics import RunMetrics, families
-from gyre.dashboard.totals import Totals
+from gyre.report.summary import summarise
+from gyre.report.timeline import ready_groups, role_spans, waterlevels
+from gyre.report.totals import Totals
 from gyre.store import RunDir, RunStore
 from gyre.store.journal import on_one_axis, surviving
-from gyre.store.summary import summarise
-from gyre.store.timeline import ready_groups, role_spans, waterlevels
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -17,9 +17,9 @@ from gyre.core.events import ExecutionStarted, GroupReady, StepDone
 from gyre.core.records import Outcome, RoleClass, Validity
 from gyre.dashboard import pages
 from gyre.dashboard.app import make_app
-from gyre.dashboard.text import visible
-from gyre.dashboard.tree_lines import tree_lines
 from gyre.dashboard.view import RunView
+from gyre.report.text import visible
+from gyre.report.tree_lines import tree_lines
 from gyre.store import RunDir
 
 PAGES = (

@@ -10,7 +10,7 @@ from synthetic_journal import journal
 from gyre.core.errors import ConfigError
 from gyre.core.events import RunStarted
 from gyre.dashboard.tensorboard import write
-from gyre.store.summary import summarise
+from gyre.report.summary import summarise
 
 RESUMED = [*journal(4), RunStarted(t=0.0, run_id="again", resumed_from=2), *journal(6)[-1:]]
 SUMMARY = summarise(RESUMED, {}, {})

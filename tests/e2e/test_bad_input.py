@@ -17,12 +17,15 @@ QUICKSTART = str(EXAMPLES / "quickstart.toml")
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("scheduler.muu=2", "scheduler.muu is not a known key; did you mean 'mu'"),
-        ("scheduler.N=many", "scheduler.N: expected `int`, got `str`"),
-        ("scheduler.phi=0.3", "must be a whole number"),
-        ("admission.J_max=0", "admission.J_max: expected `int` >= 1"),
-        ("admission.J_max=many", "admission.J_max = 'many' must be one of: all"),
-        ("scheduler.N=64", "one group must fit"),
+        ("scheduler.cels=2", "scheduler.cels is not a known key; did you mean 'cells'"),
+        ("scheduler.executions_per_group=many", "scheduler.executions_per_group: expected `int`, got `str`"),
+        ("scheduler.extra_dispatch=0.3", "must be a whole number"),
+        ("admission.trajectories_per_execution=0", "admission.trajectories_per_execution: expected `int` >= 1"),
+        (
+            "admission.trajectories_per_execution=many",
+            "admission.trajectories_per_execution = 'many' must be one of: all",
+        ),
+        ("scheduler.executions_per_group=64", "one group must fit"),
         ("policy.model=nowhere", "has no config.json"),
         ("tasks.root=nowhere", "nowhere"),
         ("harness.name=nobody", "nobody"),
@@ -30,7 +33,7 @@ QUICKSTART = str(EXAMPLES / "quickstart.toml")
         ("engine.max_batch_tokens=8", "max_requests = 64 exceeds max_batch_tokens = 8"),
         ("engine.page_size=2", "page_size = 2 must be at least 4"),
         ("trainer.replay_routing=true", "trainer.replay_routing = true, but policy.model = "),
-        ("policy.renderer=llama3", 'policy.renderer = "llama3" is not the family of policy.model = '),
+        ("policy.family=llama3", 'policy.family = "llama3" is not the family of policy.model = '),
         ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide num_attention_heads = 4"),
         ("trainer.parallel.pipeline=3", "trainer.parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
     ],
@@ -47,7 +50,10 @@ def test_bad_config_is_refused_in_one_sentence(
 
 
 def test_an_override_counts_wherever_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run"), "scheduler.muu=2", "scheduler.phi=1"]) == 2
+    assert (
+        main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run"), "scheduler.muu=2", "scheduler.extra_dispatch=1"])
+        == 2
+    )
     assert "scheduler.muu is not a known key" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run"), "--steps=2"])
@@ -55,9 +61,14 @@ def test_an_override_counts_wherever_it_stands(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_colocate_with_extra_dispatch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["scheduler.policy=colocate", "scheduler.K=1", "scheduler.C_s=0", "scheduler.phi=0.5"]
+    overrides = [
+        "scheduler.mode=colocate",
+        "scheduler.cells=1",
+        "scheduler.pool_capacity=0",
+        "scheduler.extra_dispatch=0.5",
+    ]
     assert main(["train", QUICKSTART, *overrides, "--run-dir", str(tmp_path / "run")]) == 2
-    assert "φ must be 0" in capsys.readouterr().err
+    assert "it must be 0" in capsys.readouterr().err
 
 
 def test_a_model_in_several_files_is_accepted_and_one_that_cannot_be_trained_is_named(

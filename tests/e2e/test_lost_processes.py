@@ -34,7 +34,13 @@ def test_lost_processes_are_replaced_and_a_lost_core_goes_back_to_its_checkpoint
     command = subprocess.Popen(
         [
             *(sys.executable, "-m", "gyre.cli.main", "train", "examples/quickstart.toml"),
-            *(f"scheduler.max_steps={STEPS}", "scheduler.B=2", "scheduler.N=2", "--run-dir", str(run.root)),
+            *(
+                f"scheduler.max_steps={STEPS}",
+                "scheduler.groups_per_step=2",
+                "scheduler.executions_per_group=2",
+                "--run-dir",
+                str(run.root),
+            ),
         ],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -14,7 +14,7 @@ from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
 from gyre.engines.sglang.config import SenderConfig, SglangEngineConfig
 from gyre.engines.sglang.engine import SglangEngine
-from gyre.engines.sglang.publication import FromDisk, Publication
+from gyre.engines.sglang.publication import FromDisk, WeightUpdate
 from gyre.engines.sglang.sender import Sender, WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
@@ -46,7 +46,7 @@ BUCKET = 100_000
 
 def publication(
     way: str, client: SglangClient, models: ModelDirs, transport: ShmTransport, ranks: int = 1, timeout_s: float = 60.0
-) -> Publication:
+) -> WeightUpdate:
     """`way` is "snapshot", or "broadcast" with a sender in this process."""
     if way == "snapshot":
         return FromDisk(client, models, transport)

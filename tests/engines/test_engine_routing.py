@@ -11,7 +11,7 @@ from moe_models import moe_config, moe_model, plain_experts
 from transformers import Qwen3Config
 
 from gyre.core.errors import ConfigError, GyreError
-from gyre.core.routing import Routing, joined
+from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk, GenerateRequest, Sampling
 from gyre.engines.local.config import LocalEngineConfig
@@ -42,11 +42,11 @@ async def answer(engine: LocalEngine, request: GenerateRequest, chunks: list[Gen
     return [token for chunk in chunks for token in chunk.output_ids]
 
 
-def told(chunks: list[GenerateChunk]) -> Routing:
+def told(chunks: list[GenerateChunk]) -> ExpertRouting:
     return joined([chunk.routing for chunk in chunks if chunk.routing is not None])
 
 
-def check(routing: Routing, ids: list[int], start: int, version: int = 1) -> None:
+def check(routing: ExpertRouting, ids: list[int], start: int, version: int = 1) -> None:
     """`ids` is prompt and answer: the last token was not routed."""
     assert routing.shape == (2, 2, 7)
     assert routing.known().all()
@@ -67,7 +67,7 @@ async def make(tmp_path) -> AsyncIterator[Make]:
     async def start(**changes: object) -> LocalEngine:
         fields = {
             "model_dir": str(tmp_path / "model"), "transport_root": str(transport.root), "weights": refs[1],
-            "kv_blocks": 256, "page_size": PAGE, "max_batch_tokens": 48, "max_requests": 16, "tell_routing": True,
+            "kv_blocks": 256, "page_size": PAGE, "max_batch_tokens": 48, "max_requests": 16, "replay_routing": True,
         }  # fmt: skip
         config = LocalEngineConfig(**(fields | changes))
         engine = LocalEngine(config, ShmTransport(str(tmp_path / f"engine-{len(started)}")))
@@ -146,7 +146,7 @@ async def test_kv_that_moves_brings_its_experts(make: Make) -> None:
     output = await answer(destination, asked("b", [*ids, 1], 5), chunks)
     assert chunks[0].cached_tokens == 64
     check(told(chunks), [*ids, 1, *output], 0)
-    plain = await make(tell_routing=False)
+    plain = await make(replay_routing=False)
     with pytest.raises(GyreError, match="bytes of experts"):
         await plain.import_kv(ref)
 
@@ -157,7 +157,7 @@ async def test_nobody_is_told_what_nobody_asked(make: Make) -> None:
     assert all(chunk.routing is None for chunk in chunks)
     with pytest.raises(GyreError, match="position 20 of a prompt of 20"):
         await answer(engine, asked("b", prompt(20), 5, 20), [])
-    plain = await make(tell_routing=False)
+    plain = await make(replay_routing=False)
     with pytest.raises(GyreError, match="not started to tell experts"):
         await answer(plain, asked("a", prompt(20), 5), [])
 

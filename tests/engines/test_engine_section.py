@@ -33,7 +33,11 @@ def read(**engine) -> EngineSection:
 )
 def test_a_section_becomes_the_config_of_its_worker(section, config_type):
     common = EngineConfig(
-        model_dir="/model", transport_root="/dev/shm/x", transport=MooncakeSection(), max_context=64, tell_routing=True
+        model_dir="/model",
+        transport_root="/dev/shm/x",
+        transport=MooncakeSection(),
+        max_context=64,
+        replay_routing=True,
     )
     config = section.worker_config(common)
     assert load_entry(section.entry)[1] is config_type is type(config)

@@ -16,7 +16,7 @@ from gyre.engines.local.engine import LocalEngine
 from gyre.launch.base import ProcessSpec
 from gyre.launch.local import LocalLauncher
 from gyre.proxy.base import EngineRoute
-from gyre.proxy.router import Piece, Router, RouterLimits
+from gyre.proxy.router.router import Piece, Router, RouterLimits
 from gyre.rpc import Connection, connect
 from gyre.transport.shm import ShmTransport
 

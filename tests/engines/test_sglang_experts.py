@@ -9,7 +9,7 @@ from moe_models import moe_config, moe_model, plain_experts
 from msgspec.structs import replace
 from sglang_servers import cpu_config, needs_sglang, publication
 
-from gyre.core.routing import joined
+from gyre.core.expert_routing import joined
 from gyre.engines.base import PauseMode
 from gyre.engines.sglang.client import SglangClient
 from gyre.engines.sglang.engine import SglangEngine
@@ -27,12 +27,12 @@ async def test_T27_a_real_server_tells_the_experts_of_every_position(tmp_path):
     model = moe_model(moe_config(), seed=1)
     model.save_pretrained(tmp_path / "model")
     transport = ShmTransport(str(tmp_path / "weights"))
-    config = cpu_config(str(tmp_path / "model"), str(transport.root), tell_routing=True)
+    config = cpu_config(str(tmp_path / "model"), str(transport.root), replay_routing=True)
     models = ModelDirs(config.model_dir, tmp_path / "models")
     async with serving(config, models.serving(), tmp_path) as server:
         client = SglangClient(server.url, server.secret, control_timeout_s=60.0)
         way = publication("snapshot", client, models, transport)
-        engine = SglangEngine(client, models, way, config.max_context, 60.0, tell_routing=True)
+        engine = SglangEngine(client, models, way, config.max_context, 60.0, replay_routing=True)
         ref = transport.publish(1, experts.split(published_state(model)))
         await engine.update_weights(ref)
 

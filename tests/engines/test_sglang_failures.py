@@ -42,10 +42,10 @@ def model_dir(tmp_path_factory) -> str:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def from_disk(client, model_dir, tmp_path, transport, timeout_s: float, tell_routing: bool = False) -> SglangEngine:
+def from_disk(client, model_dir, tmp_path, transport, timeout_s: float, replay_routing: bool = False) -> SglangEngine:
     models = ModelDirs(model_dir, tmp_path / "models")
     way = publication("snapshot", client, models, transport)
-    return SglangEngine(client, models, way, 512, timeout_s, tell_routing)
+    return SglangEngine(client, models, way, 512, timeout_s, replay_routing)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ async def moe_script(tmp_path):
     async with scripted() as (script, url):
         transport = ShmTransport(str(tmp_path / "weights"))
         client = SglangClient(url, "secret", control_timeout_s=5.0)
-        script.engine = from_disk(client, str(tmp_path / "moe"), tmp_path, transport, 5.0, tell_routing=True)
+        script.engine = from_disk(client, str(tmp_path / "moe"), tmp_path, transport, 5.0, replay_routing=True)
         await script.engine.update_weights(transport.publish(1, experts.split(published_state(model))))
         yield script
         await client.aclose()
@@ -270,10 +270,10 @@ async def test_experts_are_only_told_by_a_server_that_was_started_for_it(script,
     with pytest.raises(GyreError, match="not started to tell experts"):
         await ask(script.rig.engine, msgspec.structs.replace(request("a", prompt(4)), routing_from=0))
     with pytest.raises(ConfigError, match="experts of a qwen3 model cannot be told"):
-        from_disk(None, model_dir, tmp_path, script.rig.transport, 5.0, tell_routing=True)
+        from_disk(None, model_dir, tmp_path, script.rig.transport, 5.0, replay_routing=True)
     dense = Qwen3MoeConfig(**{**MOE.to_dict(), "mlp_only_layers": [1]})
     AutoModelForCausalLM.from_config(dense).save_pretrained(tmp_path / "dense")
     with pytest.raises(ConfigError, match="has layers without experts"):
         ModelDirs(str(tmp_path / "dense"), tmp_path)
-    assert arguments(cpu_config(model_dir, "r", tell_routing=True), tmp_path, 1, "s")["enable-return-routed-experts"]
+    assert arguments(cpu_config(model_dir, "r", replay_routing=True), tmp_path, 1, "s")["enable-return-routed-experts"]
     assert "enable-return-routed-experts" not in arguments(cpu_config(model_dir, "r"), tmp_path, 1, "s")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre.trajectory.conversation import Conversation
-from gyre.trajectory.render import ChatRenderer
+from gyre.chat.conversation import Conversation
+from gyre.chat.render import ChatRenderer
 
 POLICY = Path(__file__).parents[2] / "examples/policy"
 sys.path.insert(0, str(POLICY))

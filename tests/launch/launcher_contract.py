@@ -1,4 +1,4 @@
-"""What every launcher keeps, on real processes. A subclass names one place that has the devices "0" and "1"."""
+"""What every launcher keeps, on real processes. A subclass names one bundle that has the devices "0" and "1"."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def spec(name: str = "echo", timeout: float = 30.0, devices: tuple[int, ...] = (
         name=name,
         entry="workers:main",
         config=msgspec.Raw(msgspec.json.encode(EchoConfig(greeting="hello", **config))),  # type: ignore[arg-type]
-        place=PLACE,
+        bundle=PLACE,
         devices=list(devices),
         env={"PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
         start_timeout_s=timeout,

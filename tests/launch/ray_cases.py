@@ -10,20 +10,20 @@ from ray_clusters import HEAD, SECOND, cluster, node
 
 from gyre.core.errors import ConfigError, GyreError, PeerLost
 from gyre.launch import ProcessSpec
+from gyre.launch.bundles import Bundle, NoRoom, SameFile
 from gyre.launch.cluster import RayLauncher
 from gyre.launch.files import fingerprint
-from gyre.launch.placement import NoRoom, Place, SameFile
 
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster() -> Iterator[tuple[str, Path]]:
     with cluster("--num-cpus=2", "--num-gpus=2") as (address, logs):
-        TestRayLauncher.MAKE = f"RayLauncher({address!r}, logs, {{{PLACE!r}: Place(gpus=2, cpus=1.0)}})"
+        TestRayLauncher.MAKE = f"RayLauncher({address!r}, logs, {{{PLACE!r}: Bundle(gpus=2, cpus=1.0)}})"
         yield address, logs
 
 
 class TestRayLauncher(LauncherContract):
-    IMPORTS = "from gyre.launch.cluster import RayLauncher; from gyre.launch.placement import Place"
+    IMPORTS = "from gyre.launch.cluster import RayLauncher; from gyre.launch.bundles import Bundle"
 
     async def test_a_lost_seat_takes_its_workers_along_and_the_next_start_has_a_new_one(
         self, launcher: RayLauncher
@@ -61,7 +61,7 @@ async def test_a_lost_node_is_named_and_its_place_goes_to_another(
 ) -> None:
     address, _ = ray_cluster
     with node(f"--address={address}", f"--node-ip-address={SECOND}", "--num-cpus=2", "--num-gpus=4") as second:
-        async with RayLauncher(address, tmp_path, {PLACE: Place(gpus=1, cpus=1.0)}) as launcher:
+        async with RayLauncher(address, tmp_path, {PLACE: Bundle(gpus=1, cpus=1.0)}) as launcher:
             process = await launcher.start(spec())
             assert process.address.startswith(SECOND)
             async with calling(launcher, process) as echo:
@@ -90,25 +90,25 @@ async def test_a_place_without_room_is_refused_by_name(
     ray_cluster: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gyre.launch.cluster.ROOM_S", 1.0)
-    places = {"cell-0": Place(gpus=2, cpus=1.0), "cell-1": Place(gpus=1, cpus=1.0)}
+    bundles = {"cell-0": Bundle(gpus=2, cpus=1.0), "cell-1": Bundle(gpus=1, cpus=1.0)}
     with pytest.raises(NoRoom, match=r"cell-1 needs 1 GPUs and 1 CPUs .* 10\.77\.0\.1 0 GPUs and 1 CPUs"):
-        await RayLauncher(ray_cluster[0], tmp_path, places).__aenter__()
+        await RayLauncher(ray_cluster[0], tmp_path, bundles).__aenter__()
 
 
 async def test_a_node_that_lacks_a_file_is_named(ray_cluster: tuple[str, Path], tmp_path: Path) -> None:
     model = tmp_path / "config.json"
     model.write_text("{}")
-    place = Place(
+    bundle = Bundle(
         gpus=0, cpus=1.0, files=[SameFile(path=str(model), fingerprint=fingerprint(model), hint="copy the model")]
     )
-    async with RayLauncher(ray_cluster[0], tmp_path, {PLACE: place}):
+    async with RayLauncher(ray_cluster[0], tmp_path, {PLACE: bundle}):
         pass
     model.write_text("{} ")
     with pytest.raises(GyreError, match=r"node 10\.77\.0\.1 cannot take cell-1: .*another content.*; copy the model"):
-        await RayLauncher(ray_cluster[0], tmp_path, {PLACE: place}).__aenter__()
+        await RayLauncher(ray_cluster[0], tmp_path, {PLACE: bundle}).__aenter__()
     model.unlink()
     with pytest.raises(GyreError, match="cannot be read"):
-        await RayLauncher(ray_cluster[0], tmp_path, {PLACE: place}).__aenter__()
+        await RayLauncher(ray_cluster[0], tmp_path, {PLACE: bundle}).__aenter__()
 
 
 async def test_no_cluster_is_one_sentence(tmp_path: Path) -> None:

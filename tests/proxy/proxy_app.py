@@ -11,18 +11,18 @@ import msgspec
 from proxy_fakes import Link, Script, ScriptedEngine
 from starlette.types import ASGIApp
 
+from gyre.chat.render import ChatRenderer
 from gyre.core.clock import SystemClock
 from gyre.core.records import CallRecord, SessionAccess
 from gyre.engines.base import Sampling
 from gyre.proxy.base import EngineRoute, SessionSpec
 from gyre.proxy.control import Profile, Proxy
-from gyre.proxy.http import Door, Limits, create_app
-from gyre.proxy.router import Router, RouterLimits
-from gyre.proxy.services import CallBounds, Services
-from gyre.proxy.serving import bind, serve_http
-from gyre.proxy.session import Session
-from gyre.proxy.tokenizer import PolicyTokenizer
-from gyre.trajectory.render import ChatRenderer
+from gyre.proxy.http.routes import HttpLimits, SessionRegistry, create_app
+from gyre.proxy.http.server import bind, serve_http
+from gyre.proxy.router.router import Router, RouterLimits
+from gyre.proxy.session.services import CallBounds, Services
+from gyre.proxy.session.session import Session
+from gyre.proxy.session.tokenizer import PolicyTokenizer
 from gyre.trajectory.roles import RoleMarkers
 
 
@@ -54,7 +54,7 @@ class App:
     def __init__(
         self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
         running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
-        client_timeout_s: float = 10.0, record_routing: bool = False,
+        client_timeout_s: float = 10.0, replay_routing: bool = False,
         profile: Profile | None = None, wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:  # fmt: skip
         self.script = Script(tokenizer, answer)
@@ -72,12 +72,12 @@ class App:
             sampling=Sampling(stop_token_ids=renderer.stop_token_ids),
             bounds=self.bounds,
             coalesce_s=coalesce_s,
-            record_routing=record_routing,
+            replay_routing=replay_routing,
         )
-        door = Door()
-        self.proxy = Proxy(services, door, lambda name: profile or FakeProfile())
-        limits = Limits(keepalive_s=keepalive_s, client_timeout_s=client_timeout_s, max_body_bytes=max_body_bytes)
-        self.asgi = create_app(door, limits)
+        registry = SessionRegistry()
+        self.proxy = Proxy(services, registry, lambda name: profile or FakeProfile())
+        limits = HttpLimits(keepalive_s=keepalive_s, client_timeout_s=client_timeout_s, max_body_bytes=max_body_bytes)
+        self.asgi = create_app(registry, limits)
         if wrap is not None:
             self.asgi = wrap(self.asgi)
         self.base = ""

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gyre.core.errors import NotReady
-from gyre.core.routing import Routing
+from gyre.core.expert_routing import ExpertRouting
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
 from gyre.transport.base import WeightRef
@@ -68,9 +68,9 @@ class Script:
         return answer
 
 
-def experts(start: int, stop: int) -> Routing:
+def experts(start: int, stop: int) -> ExpertRouting:
     """What every engine tells of positions [start, stop)."""
-    return Routing(1, 1, 200, bytes(position % 200 for position in range(start, stop)))
+    return ExpertRouting(1, 1, 200, bytes(position % 200 for position in range(start, stop)))
 
 
 def logprob(token: int, position: int) -> float:

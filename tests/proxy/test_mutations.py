@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gyre.chat.conversation import Conversation, Message, ToolCall
+from gyre.chat.render import ChatRenderer
 from gyre.core.records import RoleClass
-from gyre.proxy.replay import ReplayReport, replay
-from gyre.proxy.traces import read_trace
+from gyre.replay.replay import ReplayReport, replay
+from gyre.replay.traces import read_trace
 from gyre.trajectory.call import PreparedCall, Sample
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
-from gyre.trajectory.render import ChatRenderer
 from gyre.trajectory.roles import RoleMarkers
 from gyre.trajectory.tree import TrajectoryTree
 

@@ -19,7 +19,7 @@ from gyre.launch import LocalLauncher, ProcessSpec
 from gyre.launch.base import HERE
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyControl, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.config import ProxyConfig
-from gyre.proxy.proxies import Proxies, share_of, worker_of
+from gyre.proxy.proxies import ProxyWorkers, share_of, worker_of
 from gyre.store import RunDir
 
 WORKERS = 2
@@ -59,7 +59,7 @@ class WorkerThatRecords:
 
 async def test_an_execution_stays_with_its_worker_and_engines_concern_all() -> None:
     workers = [WorkerThatRecords(number) for number in (1, 2, 3)]
-    proxies = Proxies(workers)
+    proxies = ProxyWorkers(workers)
     for execution_id in EXECUTIONS:
         worker = workers[worker_of(execution_id, 3)]
         access = await proxies.open_session(SessionSpec(execution_id=execution_id, harness="h"))
@@ -127,7 +127,7 @@ async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path
             return config.socket, rpc.connect(ProxyControl, process.address, launcher.secret)
 
         sockets, connections = zip(*await asyncio.gather(*(start(number) for number in range(WORKERS))), strict=True)
-        proxies = Proxies([connection.stub for connection in connections])
+        proxies = ProxyWorkers([connection.stub for connection in connections])
         servers = [
             await rpc.serve(engine, Engine, f"unix:{launcher.scratch(HERE)}/engine-{cell}", launcher.secret)
             for cell, engine in enumerate(engines)

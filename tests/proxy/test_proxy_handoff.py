@@ -11,7 +11,7 @@ from gyre.core.errors import GyreError, PeerLost, WeightsUnavailable
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Sampling
 from gyre.proxy.base import DrainReport, EngineRoute
-from gyre.proxy.router import Piece, Router, RouterLimits
+from gyre.proxy.router.router import Piece, Router, RouterLimits
 
 LIMITS = RouterLimits(hold_s=5.0, stall_s=5.0, drain_s=2.0, handoff_s=2.0, retry_s=0.02)
 PROMPT = TokenIds([1, 2, 3, 4])
@@ -67,7 +67,7 @@ class World:
         return report
 
     def check(self, pieces: list[Piece], cached: int) -> None:
-        """The whole answer; its second leg found so many tokens in the prefix cache."""
+        """The whole answer; its second engine_call found so many tokens in the prefix cache."""
         assert [token for piece in pieces for token in piece.output_ids] == self.expected
         first_after = next(piece for piece in pieces if piece.cell != 0)
         assert first_after.cached_tokens == cached

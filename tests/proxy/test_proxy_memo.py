@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gyre.chat.conversation import Conversation
+from gyre.chat.render import ChatRenderer
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError
-from gyre.proxy.tokenizer import PolicyTokenizer
-from gyre.trajectory.conversation import Conversation
-from gyre.trajectory.render import ChatRenderer
+from gyre.proxy.session.tokenizer import PolicyTokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 HISTORIES: dict[str, list[dict[str, Any]]] = {

@@ -12,9 +12,9 @@ import pytest
 from proxy_app import App, plain_client, running_app
 from proxy_fakes import ScriptedEngine, until
 
-from gyre.proxy.call import Asked, Call
 from gyre.proxy.dialects.base import TurnHead
 from gyre.proxy.repeats import Repeats, says_retry
+from gyre.proxy.session.call import Asked, ModelCall
 from gyre.trajectory.tree import TrajectoryTree
 
 ASK = {"model": "m", "max_tokens": 500, "stream": True, "messages": [{"role": "user", "content": "go"}]}
@@ -45,7 +45,7 @@ def words(app: App) -> list[str]:
     return [app.script.tokenizer.decode(record.output_ids[:-1]) for record in app.sink.records]
 
 
-def calls(app: App) -> list[Call]:
+def calls(app: App) -> list[ModelCall]:
     return [call for known in app.session()._repeats._calls.values() for call in known]
 
 
@@ -53,10 +53,10 @@ async def lose(app: App, path: str, asked: dict[str, Any], believed: bool = True
     """Asks, sees the whole answer without reading it, and goes away. Returns the body that was not read."""
     payload = msgspec.json.encode(asked)
     head = f"POST {app.access.path}{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {app.access.api_key}\r\n"
-    not_read = Call.not_read
-    told: list[Call] = []
+    not_read = ModelCall.not_read
+    told: list[ModelCall] = []
     with (
-        patch.object(Call, "not_read", lambda call: (told.append(call), not_read(call))),
+        patch.object(ModelCall, "not_read", lambda call: (told.append(call), not_read(call))),
         socket.create_connection(("127.0.0.1", int(app.base.rsplit(":", 1)[1]))) as client,
     ):
         client.sendall(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
@@ -265,7 +265,7 @@ def test_what_counts_as_saying_that_it_is_a_retry() -> None:
 
 def test_lost_answers_are_claimed_one_by_one_the_oldest_first() -> None:
     repeats, asked = Repeats(), Asked(key=b"k", question=b"q", role="main")  # type: ignore[arg-type]
-    lost = [Call(TurnHead(id=f"{i}", model="m", created=0, prompt_tokens=1), asked) for i in range(2)]
+    lost = [ModelCall(TurnHead(id=f"{i}", model="m", created=0, prompt_tokens=1), asked) for i in range(2)]
     for call in lost:
         call.settling = True
         repeats.add(call)

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gyre.chat.conversation import Message, ToolCall
+from gyre.chat.stream_parse import can_be_sent
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import ToolForm, WireRequest
 from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError
-from gyre.proxy.facts import call_facts
-from gyre.trajectory.conversation import Message, ToolCall
+from gyre.proxy.session.role_facts import call_facts
 from gyre.trajectory.roles import RoleMarkers
-from gyre.trajectory.stream_parse import can_be_sent
 
 
 def read(dialect: str, body: dict[str, Any] | bytes, **headers: str) -> WireRequest:

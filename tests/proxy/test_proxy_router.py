@@ -13,13 +13,13 @@ from proxy_fakes import Link, Script, ScriptedEngine, experts, logprob, until
 
 from gyre import rpc
 from gyre.core.errors import GyreError, InvariantViolation, NotReady, PeerLost, PromptMismatch
-from gyre.core.routing import joined
+from gyre.core.expert_routing import joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateChunk, GenerateRequest, Sampling
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.errors import CallError
-from gyre.proxy.placement import place, relocate
-from gyre.proxy.router import Piece, Router, RouterLimits
+from gyre.proxy.router.placement import place, relocate
+from gyre.proxy.router.router import Piece, Router, RouterLimits
 
 LIMITS = RouterLimits(hold_s=5.0, stall_s=5.0, drain_s=0.3, retry_s=0.02)
 PROMPT = TokenIds([1, 2, 3, 4])
@@ -329,7 +329,7 @@ class Endless(ScriptedEngine):
 async def test_an_engine_that_does_not_end_a_whole_answer_is_let_go(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, talks: bool
 ) -> None:
-    monkeypatch.setattr("gyre.proxy.leg.END_S", 5.0 if talks else 0.05)
+    monkeypatch.setattr("gyre.proxy.router.engine_call.END_S", 5.0 if talks else 0.05)
     world = make_world([0])
     engine = world.engines[0] = Endless(world.script, talks=talks)
     world.router.set_routes([route(0)])

@@ -10,7 +10,7 @@ from proxy_app import App, running_app
 from proxy_fakes import tool_call
 
 from gyre.core.records import RoleClass
-from gyre.proxy.traces import read_trace
+from gyre.replay.traces import read_trace
 
 if TYPE_CHECKING:  # it takes more than a second to import, in every process that collects the tests
     import anthropic

@@ -9,10 +9,10 @@ import pytest
 from proxy_app import App, plain_client, running_app
 from proxy_fakes import ScriptedEngine, logprob, tool_call, until
 
+from gyre.chat.render import RenderError
 from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord
 from gyre.proxy.base import SessionSpec
-from gyre.trajectory.render import RenderError
 from gyre.trajectory.tree import TrajectoryTree
 
 LONG = "abcdefghij" * 8

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gyre.core.errors import ConfigError
-from gyre.proxy.tokenizer import PolicyTokenizer, load_tokenizer
+from gyre.proxy.session.tokenizer import PolicyTokenizer, load_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "examples" / "policy" / "tiny"
@@ -24,8 +24,8 @@ TEXTS = (
 LOAD = """
 import sys
 import gyre.proxy.worker
-from gyre.proxy.tokenizer import load_tokenizer
-from gyre.trajectory.render import ChatRenderer
+from gyre.proxy.session.tokenizer import load_tokenizer
+from gyre.chat.render import ChatRenderer
 for family in ("qwen3", "text_tools"):
     ChatRenderer(load_tokenizer(sys.argv[1]), family, thinking=False)
 assert "torch" not in sys.modules

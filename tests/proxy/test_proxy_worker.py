@@ -16,7 +16,7 @@ from gyre.launch import LocalLauncher, ProcessSpec
 from gyre.launch.base import HERE
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
-from gyre.proxy.serving import listeners
+from gyre.proxy.http.server import listeners
 from gyre.store import RunDir
 from gyre.trajectory.tree import TrajectoryTree
 

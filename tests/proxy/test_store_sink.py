@@ -4,7 +4,7 @@ import pytest
 
 from gyre.core.errors import GyreError
 from gyre.core.records import CallRecord, RoleClass
-from gyre.proxy.services import StoreSink
+from gyre.proxy.session.services import StoreSink
 from gyre.store import RunStore
 from gyre.trajectory.tree import TrajectoryTree
 

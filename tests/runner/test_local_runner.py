@@ -13,7 +13,8 @@ from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.errors import ConfigError, GyreError
 from gyre.core.records import Validity
-from gyre.runner.config import RunnerConfig
+from gyre.evaluation import EvaluationSection
+from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.runner.worker import LocalRunner
 from gyre.store import RunStore
 
@@ -30,7 +31,8 @@ async def runner(tmp_path: Path, shell_root: Path, store: RunStore) -> AsyncIter
         run_dir=str(tmp_path / "run"),
         window=WINDOW,
         harness_root=str(shell_root),
-        max_boots=2,
+        section=RunnerSection(boots=2),
+        evaluation=EvaluationSection(retry_s=0.0),
     )
     runner = LocalRunner(config, store)
     yield runner

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tiny_tasks import WINDOW, TaskWriter, make_spec
 
-from gyre.core.records import Validity
+from gyre.core.records import CallFacts, Validity
 from gyre.launch import LocalLauncher, ProcessSpec
 from gyre.launch.local import LocalProcess
 from gyre.rpc import connect
@@ -70,17 +70,17 @@ async def started_daemons(worker: Worker, write_task: TaskWriter) -> list[psutil
 async def test_an_execution_over_rpc(worker: Worker, write_task: TaskWriter) -> None:
     await worker.runner.start(make_spec("e-0", write_task("echo x > out")))
     await worker.runner.wait_closed("e-0")
-    report = await worker.runner.wait("e-0")
+    report = await worker.runner.wait("e-0", CallFacts())
     assert (report.outcome.validity, report.outcome.reward) == (Validity.VALID, 1.0)
     assert 0 < report.boot_s < 20
-    assert report.evaluation_s > 0
+    assert report.outcome.grading_s > 0
 
 
 async def test_t34_cancel_over_rpc_leaves_no_process(worker: Worker, write_task: TaskWriter) -> None:
     processes = await started_daemons(worker, write_task)
     await worker.runner.cancel("e-0")
     assert not any(process.is_running() for process in processes)
-    assert (await worker.runner.wait("e-0")).outcome.cause == "cancelled"
+    assert (await worker.runner.wait("e-0", CallFacts())).outcome.cause == "cancelled"
 
 
 async def test_t34_sigterm_ends_every_sandbox_in_order(worker: Worker, write_task: TaskWriter) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gyre.core.errors import ConfigError, SandboxError
-from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, ExecResult, Limits, Mount, SandboxSpec
+from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, ExecResult, Mount, SandboxLimits, SandboxSpec
 from gyre.sandboxes.files import copy
 from gyre.sandboxes.limits import cgroups_available
 from gyre.sandboxes.tree import ProcessTree
@@ -291,7 +291,7 @@ def test_a_missing_bubblewrap_is_one_sentence(tmp_path: Path) -> None:
 
 
 async def test_limits_of_every_process(shell_of: Any) -> None:
-    shell = await shell_of(limits=Limits(file_mb=1, open_files=64, cpu_s=1))
+    shell = await shell_of(limits=SandboxLimits(file_mb=1, open_files=64, cpu_s=1))
     assert await shell.output("ulimit -n; ulimit -c") == "64\n0\n"
     assert (await shell.run("head -c 2000000 /dev/zero > big")).exit_code != 0
     assert (shell.sandbox.spec.workspace / "big").stat().st_size == 1 << 20
@@ -301,7 +301,7 @@ async def test_limits_of_every_process(shell_of: Any) -> None:
 
 @pytest.mark.skipif(not cgroups_available(), reason="this machine lets us make no cgroup")
 async def test_limits_of_the_whole_sandbox(shell_of: Any) -> None:
-    shell = await shell_of(limits=Limits(memory_mb=64, processes=20))
+    shell = await shell_of(limits=SandboxLimits(memory_mb=64, processes=20))
     forks = "import os, time\nfor i in range(40):\n  if not os.fork(): time.sleep(9)"
     assert (await shell.run(f"python3 -c '{forks}'")).exit_code == 1
     assert "Resource temporarily unavailable" in shell.err.read_text()

@@ -11,13 +11,40 @@ def outcome(name: str = "g0-0") -> Outcome:
     return Outcome(execution_id=name, validity=Validity.VALID, reward=1.0, cause="completed")
 
 
+def close(ledger: Ledger, group: int, member: int, name: str = "g0-0", seconds: float = 0.0) -> bool:
+    ledger.terminate(group, member, seconds)
+    return ledger.close(group, member, outcome(name))
+
+
+def test_a_terminated_execution_holds_no_place_and_its_group_waits_for_the_grade():
+    ledger = Ledger(2)
+    ledger.dispatch(0, "q", 0)
+    ledger.launch()
+    ledger.launch()
+    for member in (1, 0):
+        ledger.terminate(0, member)
+    assert (ledger.waterlevel, ledger.running, ledger.grading, ledger.ready) == (0, 0, 2, 0)
+    assert not ledger.close(0, 0, outcome())
+    assert (ledger.grading, ledger.ready) == (1, 0)
+    assert ledger.close(0, 1, outcome())
+    assert (ledger.f, ledger.grading, ledger.ready) == (2, 0, 1)
+
+
+def test_a_running_execution_has_no_outcome():
+    ledger = Ledger(1)
+    ledger.dispatch(0, "q", 0)
+    ledger.launch()
+    with pytest.raises(InvariantViolation, match="no grade of it is awaited"):
+        ledger.close(0, 0, outcome())
+
+
 def test_a_group_is_ready_when_its_last_member_closes():
     ledger = Ledger(2)
     ledger.dispatch(7, "q", 3)
     launched = [ledger.launch()[1], ledger.launch()[1]]
     assert launched == [0, 1]
-    assert not ledger.close(7, 1, outcome("late"))
-    assert ledger.close(7, 0, outcome("first"))
+    assert not close(ledger, 7, 1, "late")
+    assert close(ledger, 7, 0, "first")
     group = ledger.take()
     assert (group.group, group.version) == (7, 3)
     assert [entry.execution_id for entry in group.closed()] == ["first", "late"]
@@ -30,7 +57,7 @@ def test_oldest_version_is_taken_first_then_the_lowest_number():
         ledger.dispatch(group, "q", version)
         ledger.launch()
     for group in [2, 0, 1, 3]:
-        ledger.close(group, 0, outcome())
+        close(ledger, group, 0)
     assert [ledger.take().group for _ in range(4)] == [3, 1, 2, 0]
 
 
@@ -41,8 +68,8 @@ def test_of_one_version_the_lightest_is_taken_first_when_asked():
         ledger.launch()
         ledger.launch()
     for group, seconds in [(0, 5.0), (1, 3.0), (2, 9.0), (3, 5.0)]:
-        ledger.close(group, 0, outcome(), 1.0)
-        ledger.close(group, 1, outcome(), seconds)
+        close(ledger, group, 0, seconds=1.0)
+        close(ledger, group, 1, seconds=seconds)
     assert [ledger.take().group for _ in range(4)] == [2, 1, 0, 3]
 
 
@@ -57,14 +84,16 @@ def test_known_outcomes_count_as_terminated_and_are_not_launched():
     assert len(ledger.take().closed()) == 3
 
 
-@pytest.mark.parametrize("again", ["close", "cancel"])
+@pytest.mark.parametrize("again", ["terminate", "close", "cancel"])
 def test_a_termination_is_counted_once(again):
     ledger = Ledger(2)
     ledger.dispatch(0, "q", 0)
     ledger.launch()
-    ledger.close(0, 0, outcome())
-    with pytest.raises(InvariantViolation, match="was not running"):
-        ledger.close(0, 0, outcome()) if again == "close" else ledger.cancel(0, 0)
+    close(ledger, 0, 0)
+    with pytest.raises(InvariantViolation, match=r"was not running|no grade"):
+        {"terminate": ledger.terminate, "close": lambda *at: ledger.close(*at, outcome()), "cancel": ledger.cancel}[
+            again
+        ](0, 0)
     assert ledger.f == 1
 
 
@@ -103,13 +132,14 @@ def test_the_burst_guard_sees_each_of_its_three_breaches():
 
 
 @given(
-    st.lists(st.sampled_from(["dispatch", "launch", "close", "cancel", "twice", "take"]), max_size=60),
+    st.lists(st.sampled_from(["dispatch", "launch", "end", "close", "cancel", "twice", "take"]), max_size=60),
     st.randoms(use_true_random=False),
 )
 def test_counters_hold_under_every_interleaving(actions, random):
     """d, p, f against a plain recount; f is counted exactly once per launched execution."""
     ledger = Ledger(2)
     running: list[tuple[int, int]] = []
+    grading: list[tuple[int, int]] = []
     ended: list[tuple[int, int]] = []
     dispatched = launched = 0
     for action in actions:
@@ -120,8 +150,11 @@ def test_counters_hold_under_every_interleaving(actions, random):
             group, member = ledger.launch()
             running.append((group.group, member))
             launched += 1
-        elif action in ("close", "cancel") and running:
-            entry = running.pop(random.randrange(len(running)))
+        elif action == "end" and running:
+            grading.append(running.pop(random.randrange(len(running))))
+            ledger.terminate(*grading[-1])
+        elif action in ("close", "cancel") and grading:
+            entry = grading.pop(random.randrange(len(grading)))
             ledger.close(*entry, outcome()) if action == "close" else ledger.cancel(*entry)
             ended.append(entry)
         elif action == "twice" and ended:
@@ -131,5 +164,6 @@ def test_counters_hold_under_every_interleaving(actions, random):
             group = ledger.take()
             assert len(group.closed()) == 2
         ledger.check(len(running))
-        assert (ledger.d, ledger.p, ledger.f) == (2 * dispatched, launched, len(ended))
+        assert (ledger.d, ledger.p, ledger.f) == (2 * dispatched, launched, len(ended) + len(grading))
+        assert ledger.grading == len(grading)
     assert len(set(ended)) == len(ended)

@@ -5,7 +5,15 @@ from gyre.scheduling.plan import explain
 
 
 def config(**changes) -> SchedulerConfig:
-    base = {"B": 32, "N": 16, "mu": 3, "phi": 0.5, "K": 8, "C_e": 144, "max_steps": 12}
+    base = {
+        "groups_per_step": 32,
+        "executions_per_group": 16,
+        "steps_per_burst": 3,
+        "extra_dispatch": 0.5,
+        "cells": 8,
+        "cell_capacity": 144,
+        "max_steps": 12,
+    }
     return SchedulerConfig(**(base | changes))
 
 
@@ -26,7 +34,7 @@ def config(**changes) -> SchedulerConfig:
             ],
         ),
         (
-            {"mu": 1, "phi": 1.5, "C_e": 200, "checkpoint_every": 2},
+            {"steps_per_burst": 1, "extra_dispatch": 1.5, "cell_capacity": 200, "checkpoint_every": 2},
             [
                 "a checkpoint after every 2 bursts",
                 "all of them run at once",
@@ -34,22 +42,32 @@ def config(**changes) -> SchedulerConfig:
             ],
         ),
         (
-            {"policy": "async", "K": 1, "C_s": 576, "streaming": False},
+            {"mode": "async", "cells": 1, "pool_capacity": 576, "streaming": False},
             [
                 "the pool serves 576 executions at once, the training side none",
                 "Placement: fixed. No streaming: a burst starts when all its 96 groups are ready.",
             ],
         ),
-        ({"policy": "coarse", "K": 1, "C_s": 144}, ["1 cell of 144 and a pool of 144 serve 288 executions at once"]),
         (
-            {"policy": "async", "K": 1, "C_s": 576, "dispatch": "continuous", "mu": 1, "phi": 1.0},
+            {"mode": "coarse", "cells": 1, "pool_capacity": 144},
+            ["1 cell of 144 and a pool of 144 serve 288 executions at once"],
+        ),
+        (
+            {
+                "mode": "async",
+                "cells": 1,
+                "pool_capacity": 576,
+                "dispatch": "continuous",
+                "steps_per_burst": 1,
+                "extra_dispatch": 1.0,
+            },
             ["φ + (μ−1)/2 + μ + R/B = 2 + R/32 versions", "A group that becomes ready is replaced at once."],
         ),
-        ({"K": 40}, ["   5   4896\n   …\n  34   720", "  39   0"]),
+        ({"cells": 40}, ["   5   4896\n   …\n  34   720", "  39   0"]),
     ],
 )
 def test_a_configuration_in_sentences(changes, sentences):
     text = explain(config(**changes))
     for sentence in sentences:
         assert sentence in text
-    assert ("joins training when" in text) == (changes.get("policy") != "async")
+    assert ("joins training when" in text) == (changes.get("mode") != "async")

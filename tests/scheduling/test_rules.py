@@ -4,14 +4,22 @@ from hypothesis import strategies as st
 
 from gyre.core.errors import InvariantViolation
 from gyre.scheduling.config import SchedulerConfig
+from gyre.scheduling.modes import ModeDecision, make_mode
 from gyre.scheduling.order import LongestFirst, make_order
-from gyre.scheduling.policies import Decision, make_policy
 from gyre.scheduling.rules import Situation, SupplyTimer, batch_may_open
 from gyre.scheduling.staleness import StalenessAccount, expected_staleness
 
 
 def config(**changes) -> SchedulerConfig:
-    base = {"B": 32, "N": 16, "mu": 3, "phi": 0.5, "K": 8, "C_e": 144, "max_steps": 12}
+    base = {
+        "groups_per_step": 32,
+        "executions_per_group": 16,
+        "steps_per_burst": 3,
+        "extra_dispatch": 0.5,
+        "cells": 8,
+        "cell_capacity": 144,
+        "max_steps": 12,
+    }
     return SchedulerConfig(**(base | changes))
 
 
@@ -23,20 +31,20 @@ def situation(**changes) -> Situation:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"waterlevel": 1008}, Decision(1)),
-        ({"waterlevel": 1009}, Decision(0)),
-        ({"waterlevel": 864, "training": 1}, Decision(2)),
-        ({"waterlevel": 865, "training": 1}, Decision(1)),
-        ({"training": 7}, Decision(8)),
-        ({"training": 8}, Decision(8)),
-        ({"supply_since": 40.0}, Decision(1)),
-        ({"supply_since": 41.0}, Decision(0, 101.0)),
-        ({"supply_since": None}, Decision(0)),
-        ({"supply_since": 41.0, "waterlevel": 1009}, Decision(0)),
+        ({"waterlevel": 1008}, ModeDecision(1)),
+        ({"waterlevel": 1009}, ModeDecision(0)),
+        ({"waterlevel": 864, "training": 1}, ModeDecision(2)),
+        ({"waterlevel": 865, "training": 1}, ModeDecision(1)),
+        ({"training": 7}, ModeDecision(8)),
+        ({"training": 8}, ModeDecision(8)),
+        ({"supply_since": 40.0}, ModeDecision(1)),
+        ({"supply_since": 41.0}, ModeDecision(0, 101.0)),
+        ({"supply_since": None}, ModeDecision(0)),
+        ({"supply_since": 41.0, "waterlevel": 1009}, ModeDecision(0)),
     ],
 )
 def test_elastic_joins_by_waterlevel_and_supply(changes, expected):
-    assert make_policy(config()).decide(situation(**changes)) == expected
+    assert make_mode(config()).decide(situation(**changes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,19 +58,19 @@ def test_elastic_joins_by_waterlevel_and_supply(changes, expected):
 )
 def test_the_core_stays_only_with_supply_and_room_for_the_next_dispatch(changes, stays):
     """w + μNB ≤ C_s + (K−1)C_e = 1008 with μNB = 512; no timer."""
-    policy = make_policy(config(mu=1, phi=1.5))
-    assert policy.decide(situation(boundary=True, training=1, **changes)).training == int(stays)
+    mode = make_mode(config(steps_per_burst=1, extra_dispatch=1.5))
+    assert mode.decide(situation(boundary=True, training=1, **changes)).training == int(stays)
 
 
 def test_baselines_are_the_same_rules_on_other_cells():
-    colocate = make_policy(config(policy="colocate", K=1, C_e=1152, phi=0.0))
+    colocate = make_mode(config(mode="colocate", cells=1, cell_capacity=1152, extra_dispatch=0.0))
     assert colocate.decide(situation(waterlevel=1)).training == 0
     assert colocate.decide(situation(waterlevel=0)).training == 1
     assert colocate.decide(situation(waterlevel=0, boundary=True)).training == 0
-    coarse = make_policy(config(policy="coarse", K=1, C_e=1008, C_s=144))
+    coarse = make_mode(config(mode="coarse", cells=1, cell_capacity=1008, pool_capacity=144))
     assert coarse.decide(situation(waterlevel=145)).training == 0
     assert coarse.decide(situation(waterlevel=144)).training == 1
-    fixed = make_policy(config(policy="async", K=2, C_e=0, C_s=576))
+    fixed = make_mode(config(mode="async", cells=2, cell_capacity=0, pool_capacity=576))
     assert fixed.decide(situation(waterlevel=5000, supply_since=None)).training == 2
     assert not fixed.releases
 
@@ -97,7 +105,7 @@ def test_the_supply_timer_is_the_time_of_unbroken_supply_since_the_last_reset(ev
 def test_staleness_identity_for_random_consumption(mu, batch, bursts, random):
     """Groups of any age are consumed in any order; only the counts enter the identity."""
     pending = [-random.randrange(3) for _ in range(mu * batch)]
-    account = StalenessAccount(mu=mu, batch_groups=batch, ages=[-version for version in pending])
+    account = StalenessAccount(steps_per_burst=mu, batch_groups=batch, ages=[-version for version in pending])
     version = 0
     for _ in range(bursts):
         pending += [version] * (mu * batch + random.randrange(3))
@@ -111,14 +119,18 @@ def test_staleness_identity_for_random_consumption(mu, batch, bursts, random):
 
 
 def test_a_wrong_staleness_breaks_the_identity():
-    account = StalenessAccount(mu=1, batch_groups=1)
+    account = StalenessAccount(steps_per_burst=1, batch_groups=1)
     account.step([1])
     with pytest.raises(InvariantViolation, match="identity broken after 1 bursts"):
         account.publication([])
 
 
 def test_mean_staleness_of_the_paper():
-    assert expected_staleness(phi=1.5, mu=1) == expected_staleness(phi=0.5, mu=3) == expected_staleness(phi=0, mu=4)
+    assert (
+        expected_staleness(extra_dispatch=1.5, steps_per_burst=1)
+        == expected_staleness(extra_dispatch=0.5, steps_per_burst=3)
+        == expected_staleness(extra_dispatch=0, steps_per_burst=4)
+    )
 
 
 def test_launch_orders():

@@ -4,7 +4,7 @@ import pytest
 from gyre.core.errors import ConfigError
 from gyre.scheduling.config import SchedulerConfig, capacity, problems, require
 
-GOOD = {"B": 4, "N": 2, "K": 2, "C_e": 4, "max_steps": 6}
+GOOD = {"groups_per_step": 4, "executions_per_group": 2, "cells": 2, "cell_capacity": 4, "max_steps": 6}
 
 
 def config(**changes) -> SchedulerConfig:
@@ -15,39 +15,43 @@ def config(**changes) -> SchedulerConfig:
     "changes",
     [
         {},
-        {"phi": 0.5, "mu": 3},
-        {"policy": "async", "K": 1, "C_e": 0, "C_s": 4, "phi": 1.5},
-        {"policy": "colocate", "K": 1},
-        {"policy": "coarse", "K": 1, "C_s": 2, "phi": 0.25},
-        {"policy": "async", "C_s": 8, "dispatch": "continuous"},
-        {"dispatch": "continuous", "C_e": 8},
+        {"extra_dispatch": 0.5, "steps_per_burst": 3},
+        {"mode": "async", "cells": 1, "cell_capacity": 0, "pool_capacity": 4, "extra_dispatch": 1.5},
+        {"mode": "colocate", "cells": 1},
+        {"mode": "coarse", "cells": 1, "pool_capacity": 2, "extra_dispatch": 0.25},
+        {"mode": "async", "pool_capacity": 8, "dispatch": "continuous"},
+        {"dispatch": "continuous", "cell_capacity": 8},
     ],
 )
 def test_possible_configurations_are_accepted(changes):
     assert problems(config(**changes)) == []
-    assert require(config(**changes)).B == 4
+    assert require(config(**changes)).groups_per_step == 4
 
 
 @pytest.mark.parametrize(
     ("changes", "key", "reason"),
     [
-        ({"B": 0}, "scheduler.B", "≥ 1"),
-        ({"mu": 0}, "scheduler.mu", "≥ 1"),
-        ({"phi": -0.5}, "scheduler.phi", "≥ 0"),
-        ({"rho_min": 0.0}, "scheduler.rho_min", "outside (0, 1]"),
-        ({"rho_min": 1.5}, "scheduler.rho_min", "outside (0, 1]"),
-        ({"phi": 0.3}, "scheduler.phi", "whole number"),
-        ({"phi": 1e308}, "scheduler.phi", "whole number"),
-        ({"C_s": 2, "pool_engines": 3}, "scheduler.pool_engines", "at least one execution"),
-        ({"policy": "colocate"}, "scheduler.K", "must be 1"),
-        ({"policy": "colocate", "K": 1, "phi": 1.0}, "scheduler.phi", "φ must be 0"),
-        ({"policy": "colocate", "K": 1, "C_s": 4}, "scheduler.C_s", "use policy coarse"),
-        ({"policy": "coarse", "K": 1}, "scheduler.C_s", "at least one"),
-        ({"policy": "async"}, "scheduler.C_s", "at least one"),
-        ({"C_e": 0}, "scheduler.C_e", "≥ 1"),
-        ({"N": 9}, "scheduler.N", "one group must fit"),
-        ({"policy": "async", "K": 8, "C_s": 1}, "scheduler.N", "C_s = 1"),
-        ({"policy": "colocate", "K": 1, "C_e": 8, "dispatch": "continuous"}, "scheduler.dispatch", "might never train"),
+        ({"groups_per_step": 0}, "scheduler.groups_per_step", "≥ 1"),
+        ({"steps_per_burst": 0}, "scheduler.steps_per_burst", "≥ 1"),
+        ({"extra_dispatch": -0.5}, "scheduler.extra_dispatch", "≥ 0"),
+        ({"min_supply": 0.0}, "scheduler.min_supply", "outside (0, 1]"),
+        ({"min_supply": 1.5}, "scheduler.min_supply", "outside (0, 1]"),
+        ({"extra_dispatch": 0.3}, "scheduler.extra_dispatch", "whole number"),
+        ({"extra_dispatch": 1e308}, "scheduler.extra_dispatch", "whole number"),
+        ({"pool_capacity": 2, "pool_engines": 3}, "scheduler.pool_engines", "at least one execution"),
+        ({"mode": "colocate"}, "scheduler.cells", "must be 1"),
+        ({"mode": "colocate", "cells": 1, "extra_dispatch": 1.0}, "scheduler.extra_dispatch", "it must be 0"),
+        ({"mode": "colocate", "cells": 1, "pool_capacity": 4}, "scheduler.pool_capacity", "use mode coarse"),
+        ({"mode": "coarse", "cells": 1}, "scheduler.pool_capacity", "at least one"),
+        ({"mode": "async"}, "scheduler.pool_capacity", "at least one"),
+        ({"cell_capacity": 0}, "scheduler.cell_capacity", "at least one execution"),
+        ({"executions_per_group": 9}, "scheduler.executions_per_group", "one group must fit"),
+        ({"mode": "async", "cells": 8, "pool_capacity": 1}, "scheduler.executions_per_group", "pool_capacity = 1"),
+        (
+            {"mode": "colocate", "cells": 1, "cell_capacity": 8, "dispatch": "continuous"},
+            "scheduler.dispatch",
+            "might never train",
+        ),
         ({"dispatch": "continuous"}, "scheduler.dispatch", "might never train"),
     ],
 )
@@ -63,12 +67,12 @@ def test_an_impossible_configuration_is_one_sentence_with_key_and_reason(changes
 def test_unknown_keys_and_types_are_refused():
     with pytest.raises(msgspec.ValidationError, match="unknown field `C_x`"):
         msgspec.convert(GOOD | {"C_x": 1}, SchedulerConfig)
-    with pytest.raises(msgspec.ValidationError, match=r"\$.policy"):
-        msgspec.convert(GOOD | {"policy": "greedy"}, SchedulerConfig)
+    with pytest.raises(msgspec.ValidationError, match=r"\$.mode"):
+        msgspec.convert(GOOD | {"mode": "greedy"}, SchedulerConfig)
 
 
 def test_derived_numbers():
-    chosen = config(phi=0.5, mu=3, C_s=3, pool_engines=2)
+    chosen = config(extra_dispatch=0.5, steps_per_burst=3, pool_capacity=3, pool_engines=2)
     assert chosen.depth == 14
     assert chosen.pool == [-1, -2]
     assert config().pool == []

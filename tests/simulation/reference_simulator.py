@@ -6,22 +6,47 @@ from collections import deque
 
 
 class Reference:
-    """`row`: policy, streaming, phi, mu, K, C_e, C_s, nodes (per cell). Times in seconds."""
+    """`row`: mode, streaming, phi, mu, K, C_e, C_s, nodes (per cell). Times in seconds."""
 
-    def __init__(self, dur, work, steps, *, policy, streaming, phi, mu, K, C_e, C_s, nodes, B, **times):
+    def __init__(
+        self,
+        dur,
+        work,
+        steps,
+        *,
+        mode,
+        streaming,
+        extra_dispatch,
+        steps_per_burst,
+        cells,
+        cell_capacity,
+        pool_capacity,
+        nodes,
+        groups_per_step,
+        **times,
+    ):
         self.dur, self.work, self.steps = dur, work, steps
-        self.fixed, self.streaming, self.mu = policy == "async", streaming, mu
-        self.K, self.C_e, self.C_s, self.nodes, self.B, self.N = K, C_e, C_s, nodes, B, len(dur[0])
+        self.fixed, self.streaming, self.steps_per_burst = mode == "async", streaming, steps_per_burst
+        (
+            self.cells,
+            self.cell_capacity,
+            self.pool_capacity,
+            self.nodes,
+            self.groups_per_step,
+            self.executions_per_group,
+        ) = cells, cell_capacity, pool_capacity, nodes, groups_per_step, len(dur[0])
         self.tau, self.rho = times.get("tau", 60.0), times.get("rho", 0.125)
         self.publication, self.parts = times.get("publication", 60.0), times.get("parts", 4)
+        self.grading, self.graders = times.get("grading", 0.0), times.get("graders")
+        self.graded_at_once, self.ungraded = 0, deque()
         self.r2t, self.t2r = times.get("r2t", 8.52), times.get("t2r", 3.46)
-        self.depth = round((phi + mu) * B)
+        self.depth = round((extra_dispatch + steps_per_burst) * groups_per_step)
         self.now, self.sequence, self.heap = 0.0, itertools.count(), []
         self.queue, self.running, self.open_members = deque(), 0, {}
         self.version_of, self.ready, self.next_group = {}, [], 0
         self.version = self.published = 0
         self.outstanding = 0
-        self.k = K if self.fixed else 0
+        self.k = cells if self.fixed else 0
         self.members = self.k
         self.moving = False
         self.idle = deque(range(self.members))
@@ -36,7 +61,7 @@ class Reference:
     def run(self):
         self.dispatch(self.depth)
         self.open_batch(first=True)
-        while len(self.out["bursts"]) < -(-self.steps // self.mu):
+        while len(self.out["bursts"]) < -(-self.steps // self.steps_per_burst):
             self.settle()
             self.now, _, action = heapq.heappop(self.heap)
             action()
@@ -44,16 +69,16 @@ class Reference:
 
     def dispatch(self, count):
         for group in range(self.next_group, self.next_group + count):
-            self.version_of[group], self.open_members[group] = self.published, self.N
-            self.queue.extend((group, member) for member in range(self.N))
-            self.outstanding += self.N
+            self.version_of[group], self.open_members[group] = self.published, self.executions_per_group
+            self.queue.extend((group, member) for member in range(self.executions_per_group))
+            self.outstanding += self.executions_per_group
         self.next_group += count
 
     def capacity(self):
-        return self.C_s + (0 if self.fixed else (self.K - self.k) * self.C_e)
+        return self.pool_capacity + (0 if self.fixed else (self.cells - self.k) * self.cell_capacity)
 
     def supply(self):
-        return min(len(self.ready), self.needed) >= self.rho * self.B
+        return min(len(self.ready), self.needed) >= self.rho * self.groups_per_step
 
     def settle(self):
         """Everything that the rules make happen at this instant."""
@@ -75,9 +100,9 @@ class Reference:
             self.join()
 
     def may_join(self):
-        if self.fixed or self.moving or self.over or self.k == self.K or self.supply_since is None:
+        if self.fixed or self.moving or self.over or self.k == self.cells or self.supply_since is None:
             return False
-        if self.outstanding > self.capacity() - self.C_e:
+        if self.outstanding > self.capacity() - self.cell_capacity:
             return False
         return self.now >= self.supply_since + self.tau
 
@@ -107,12 +132,29 @@ class Reference:
     def terminate(self, group):
         self.running -= 1
         self.outstanding -= 1
+        if self.grading == 0:
+            self.graded(group)
+            return
+        self.ungraded.append(group)
+        self.grade()
+
+    def grade(self):
+        while self.ungraded and (self.graders is None or self.graded_at_once < self.graders):
+            self.graded_at_once += 1
+            self.at(self.grading, lambda group=self.ungraded.popleft(): self.leaves_grader(group))
+
+    def leaves_grader(self, group):
+        self.graded_at_once -= 1
+        self.grade()
+        self.graded(group)
+
+    def graded(self, group):
         self.open_members[group] -= 1
         if self.open_members[group] == 0:
             self.ready.append(group)
 
     def open_batch(self, first):
-        self.first, self.open, self.needed, self.taken = first, True, self.B, []
+        self.first, self.open, self.needed, self.taken = first, True, self.groups_per_step, []
         self.restart_timer()
 
     def feed(self):
@@ -123,8 +165,8 @@ class Reference:
             self.busy += 1
             self.at(seconds, lambda cell=cell: self.finished(cell))
             happened = True
-        burst = min(self.mu, self.steps - len(self.out["bursts"]) * self.mu)
-        gate = self.streaming or not self.first or self.taken or len(self.ready) >= burst * self.B
+        burst = min(self.steps_per_burst, self.steps - len(self.out["bursts"]) * self.steps_per_burst)
+        gate = self.streaming or not self.first or self.taken or len(self.ready) >= burst * self.groups_per_step
         if self.open and self.idle and not self.tasks and self.needed and self.ready and gate:
             group = min(self.ready)
             self.ready.remove(group)
@@ -147,7 +189,7 @@ class Reference:
         self.version += 1
         self.out["steps"].append(self.now)
         self.open = False
-        if self.version % self.mu and self.version < self.steps:
+        if self.version % self.steps_per_burst and self.version < self.steps:
             self.open_batch(first=False)
             return
         self.over = True
@@ -165,12 +207,15 @@ class Reference:
         if not self.fixed:
             self.members = self.k = 1
             self.idle = deque([0])
-            stays = len(self.ready) >= self.rho * self.B
-            stays &= self.outstanding + self.mu * self.N * self.B <= self.C_s + (self.K - 1) * self.C_e
+            stays = len(self.ready) >= self.rho * self.groups_per_step
+            stays &= (
+                self.outstanding + self.steps_per_burst * self.executions_per_group * self.groups_per_step
+                <= self.pool_capacity + (self.cells - 1) * self.cell_capacity
+            )
             if not stays:
                 self.members, self.idle, self.moving = 0, deque(), True
                 self.at(self.t2r, self.core_back)
-        self.dispatch(self.mu * self.B)
+        self.dispatch(self.steps_per_burst * self.groups_per_step)
         self.open_batch(first=True)
 
     def core_back(self):

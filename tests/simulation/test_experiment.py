@@ -20,7 +20,15 @@ from gyre.simulation.plan import alternatives, plan
 from gyre.simulation.recording import read_recording
 from gyre.simulation.workload import Workload, WorkloadParams
 
-SMALL = SchedulerConfig(B=4, N=4, mu=2, phi=0.5, K=3, C_e=16, max_steps=6)
+SMALL = SchedulerConfig(
+    groups_per_step=4,
+    executions_per_group=4,
+    steps_per_burst=2,
+    extra_dispatch=0.5,
+    cells=3,
+    cell_capacity=16,
+    max_steps=6,
+)
 LAYOUT = Layout(cell_nodes=0.5, pool_nodes=1.0)
 PARAMS = WorkloadParams()
 
@@ -53,7 +61,17 @@ def test_draws_live_only_as_long_as_their_group(monkeypatch):
 @pytest.mark.parametrize("mu", [1, 2])
 def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
     """E_c − E_b = μ + R/B in the long run, R counted just after each publication."""
-    config = SchedulerConfig(policy="async", B=4, N=2, mu=mu, phi=1.0, K=1, C_e=0, C_s=12, max_steps=120)
+    config = SchedulerConfig(
+        mode="async",
+        groups_per_step=4,
+        executions_per_group=2,
+        steps_per_burst=mu,
+        extra_dispatch=1.0,
+        cells=1,
+        cell_capacity=0,
+        pool_capacity=12,
+        max_steps=120,
+    )
     quick = msgspec.structs.replace(PARAMS, work_node_h=0.02)
     means, ready = {}, []
     for dispatch in ("boundary", "continuous"):
@@ -64,7 +82,7 @@ def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
         if dispatch == "continuous":
             after = [later for earlier, later in itertools.pairwise(events) if isinstance(earlier, Published)]
             ready = [event.ready for event in after if isinstance(event, LedgerSampled)]
-    assert means["boundary"] == pytest.approx(expected_staleness(phi=1.0, mu=mu), rel=0.02)
+    assert means["boundary"] == pytest.approx(expected_staleness(extra_dispatch=1.0, steps_per_burst=mu), rel=0.02)
     assert len(ready) == 120 // mu - 1
     excess = mu + statistics.mean(ready[20:]) / 4
     assert means["continuous"] - means["boundary"] == pytest.approx(excess, rel=0.03)
@@ -78,11 +96,12 @@ def test_continuous_dispatch_costs_mu_and_the_ready_groups_of_staleness(mu):
     st.sampled_from(["boundary", "continuous"]),
     st.integers(0, 10_000),
 )
-def test_longest_first_keeps_the_staleness_identity(policy, mu, extra, dispatch, seed):
+def test_longest_first_keeps_the_staleness_identity(mode, mu, extra, dispatch, seed):
     """Σd = μΣP_j + nBμ(μ−1)/2 − A_n after every publication, recounted from the journal; any predictions."""
-    cells, pool = (2, 8) if policy == "async" else (4, 24)
+    cells, pool = (2, 8) if mode == "async" else (4, 24)
     config = SchedulerConfig(
-        policy=policy, B=4, N=2, mu=mu, phi=extra / 4, K=cells, C_e=16, C_s=pool, max_steps=4 * mu,
+        mode=mode, groups_per_step=4, executions_per_group=2, steps_per_burst=mu, extra_dispatch=extra / 4,
+        cells=cells, cell_capacity=16, pool_capacity=pool, max_steps=4 * mu,
         dispatch=dispatch, launch_order="longest_first",
     )  # fmt: skip
     events: list[Event] = []
@@ -104,25 +123,28 @@ def test_longest_first_keeps_the_staleness_identity(policy, mu, extra, dispatch,
 
 
 def test_paper_statistics_and_rows_are_those_of_the_paper():
-    assert ROWS["E0"].config(steps=12).C_e == 144
-    assert ROWS["C1"].config(steps=12).C_s == 144
+    assert ROWS["E0"].config(steps=12).cell_capacity == 144
+    assert ROWS["C1"].config(steps=12).pool_capacity == 144
     assert {row.pool_nodes + row.cells * row.nodes for row in ROWS.values()} == {32}
-    assert {expected_staleness(phi=row.phi, mu=row.mu) for row in ROWS.values()} == {1.5}
+    assert {
+        expected_staleness(extra_dispatch=row.extra_dispatch, steps_per_burst=row.steps_per_burst)
+        for row in ROWS.values()
+    } == {1.5}
 
 
 def test_alternatives_keep_staleness_and_capacity():
     own = ROWS["E0"].config(steps=12)
-    found = {(c.phi, c.mu, c.K, c.C_e) for c in alternatives(own)}
+    found = {(c.extra_dispatch, c.steps_per_burst, c.cells, c.cell_capacity) for c in alternatives(own)}
     assert found == {(1.5, 1, 8, 144), (1.0, 2, 8, 144), (0.0, 4, 8, 144), (0.5, 3, 4, 288), (0.5, 3, 16, 72)}
-    assert all(c.phi == 0.0 for c in alternatives(ROWS["C0"].config(steps=12)))
+    assert all(c.extra_dispatch == 0.0 for c in alternatives(ROWS["C0"].config(steps=12)))
 
 
 def test_a_plan_compares_with_the_model_and_with_a_recording():
     text = plan(SMALL)
     assert "executions like the paper's" in text
     assert text.count("this configuration") == 1
-    of_no_size = msgspec.structs.replace(SMALL, policy="async", C_e=0, C_s=8)
-    assert plan(of_no_size).endswith("scheduler.C_e = 0 does not tell how large a cell is.")
+    of_no_size = msgspec.structs.replace(SMALL, mode="async", cell_capacity=0, pool_capacity=8)
+    assert plan(of_no_size).endswith("scheduler.cell_capacity = 0 does not tell how large a cell is.")
     events: list[Event] = []
     simulate(SMALL, LAYOUT, PARAMS, seed=0, readers=(events.append,))
     assert "the recorded executions" in plan(SMALL, read_recording(events))
@@ -131,11 +153,11 @@ def test_a_plan_compares_with_the_model_and_with_a_recording():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"B": 10**6}, "12 steps have up to 58000000 executions, and at most 100000 are simulated."),
-        ({"phi": 1e9}, "executions, and at most 100000 are simulated."),
-        ({"mu": 10**6}, "1000000 steps have up to"),
-        ({"K": 10**6}, "K and pool_engines are 1000000 engines, and at most 1000 are simulated."),
-        ({"C_s": 10**12, "pool_engines": 10**11}, "K and pool_engines are 100000000003 engines"),
+        ({"groups_per_step": 10**6}, "12 steps have up to 58000000 executions, and at most 100000 are simulated."),
+        ({"extra_dispatch": 1e9}, "executions, and at most 100000 are simulated."),
+        ({"steps_per_burst": 10**6}, "1000000 steps have up to"),
+        ({"cells": 10**6}, "K and pool_engines are 1000000 engines, and at most 1000 are simulated."),
+        ({"pool_capacity": 10**12, "pool_engines": 10**11}, "K and pool_engines are 100000000003 engines"),
     ],
 )
 def test_a_plan_explains_a_configuration_that_is_too_large_to_simulate(change, reason):
@@ -145,9 +167,9 @@ def test_a_plan_explains_a_configuration_that_is_too_large_to_simulate(change, r
 
 
 def test_a_plan_that_waits_for_ages_is_simulated_and_one_that_waits_for_ever_is_refused():
-    assert "this configuration" in plan(msgspec.structs.replace(SMALL, tau_s=1e7))
+    assert "this configuration" in plan(msgspec.structs.replace(SMALL, supply_wait_s=1e7))
     with pytest.raises(VirtualTimeExceeded, match="is not over after 32 years"):
-        plan(msgspec.structs.replace(SMALL, tau_s=1e30))
+        plan(msgspec.structs.replace(SMALL, supply_wait_s=1e30))
 
 
 def test_workload_draws_do_not_depend_on_the_order_of_asking():

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,27 @@ def ticket(group: int) -> Ticket:
     return Ticket(execution_id=f"g{group}-0", group=group, member=0, query="q", version=0)
 
 
+def test_graders_are_a_resource_that_executions_wait_for_in_order():
+    params = msgspec.structs.replace(PARAMS, graders=1)
+    terminated: list[float] = []
+
+    async def main() -> list[tuple[float, float]]:
+        loop = asyncio.get_running_loop()
+        executions = LoadedExecutions(params, lambda _: GroupDraw([1.0 * HOUR], [False], 1.0))
+        executions.served_by(1.0)
+
+        async def one(group: int) -> tuple[float, float]:
+            outcome = await executions.run(ticket(group), lambda: terminated.append(loop.time() / HOUR))
+            return loop.time() / HOUR, outcome.waited_s / HOUR
+
+        return await asyncio.gather(*(one(group) for group in range(3)))
+
+    ended = run_virtual(main())
+    assert len(set(terminated)) == 1
+    harness = terminated[0]
+    assert ended == [(pytest.approx(harness + 0.1 * (n + 1)), pytest.approx(0.1 * n)) for n in range(3)]
+
+
 def ends(hours: list[float], starts: list[float], nodes: float, unresolved: bool = False) -> list[tuple[float, str]]:
     """(end in hours, cause) of one execution per group."""
 
@@ -31,7 +53,7 @@ def ends(hours: list[float], starts: list[float], nodes: float, unresolved: bool
 
         async def one(group: int) -> tuple[float, str]:
             await asyncio.sleep(starts[group] * HOUR)
-            outcome = await executions.run(ticket(group))
+            outcome = await executions.run(ticket(group), lambda: None)
             return loop.time() / HOUR, outcome.cause
 
         return await asyncio.gather(*(one(group) for group in range(len(hours))))

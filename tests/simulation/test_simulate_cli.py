@@ -8,11 +8,11 @@ import pytest
 from gyre.cli.main import main
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
+from gyre.report.timeline import ready_groups
 from gyre.simulation.experiment import Layout, simulate
 from gyre.simulation.paper import beyond, cli, table1
 from gyre.simulation.paper.rows import ROWS, run_row
 from gyre.simulation.workload import WorkloadParams
-from gyre.store.timeline import ready_groups
 
 PARAMS = WorkloadParams()
 
@@ -50,12 +50,12 @@ def test_speedups_compare_three_methods_at_two_targets():
     for entry in result.values():
         assert entry["over_async"] == pytest.approx(entry["hours"]["async"] / entry["hours"]["gyre"])
     for target, rows in table1.SPEEDUPS.items():
-        assert {row.phi + (row.mu - 1) / 2 for row in rows.values()} == {target}
+        assert {row.extra_dispatch + (row.steps_per_burst - 1) / 2 for row in rows.values()} == {target}
 
 
 def test_trace_writes_the_promised_keys(tmp_path, capsys):
     path, out = tmp_path / "trace.json", tmp_path / "out.json"
-    path.write_text(json.dumps({"dur": [[1.0, 2.0]] * 4, "work": [0.5] * 4, "params": {"B": 2}}))
+    path.write_text(json.dumps({"dur": [[1.0, 2.0]] * 4, "work": [0.5] * 4, "params": {"groups_per_step": 2}}))
     cli.trace(path, "C0", 4, out)
     written = json.loads(out.read_text())
     assert list(written) == ["step_end_hours", "burst_end_hours", "joins", "staleness_per_step"]
@@ -90,7 +90,7 @@ def test_longest_first_is_faster_and_consumes_the_same_versions():
     row = ROWS["E0"]
     fifo = row.config(steps=6)
     layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
-    order = beyond.predicted_order(PARAMS, 0, fifo.N, 0.0)
+    order = beyond.predicted_order(PARAMS, 0, fifo.executions_per_group, 0.0)
     longest = msgspec.structs.replace(fifo, launch_order="longest_first")
     base, other = (
         simulate(fifo, layout, PARAMS, seed=0),
@@ -107,7 +107,7 @@ def test_what_a_command_cannot_do_is_one_sentence(tmp_path, capsys):
         return capsys.readouterr().err
 
     trace = tmp_path / "trace.json"
-    trace.write_text('{"dur": [[1.0]], "work": [0.1], "params": {"B": 2}}')
+    trace.write_text('{"dur": [[1.0]], "work": [0.1], "params": {"groups_per_step": 2}}')
     missing = tmp_path / "missing" / "out"
     assert "out cannot be written (No such file" in refused("trace", str(trace), "--row", "E0", "--json", str(missing))
     assert "argument --steps: 0 is less than 1" in refused("trace", str(trace), "--row", "E0", "--steps", "0")

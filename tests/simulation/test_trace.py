@@ -3,6 +3,7 @@
 import json
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,17 +21,19 @@ def reference(trace: Trace, row, steps: int):
         trace.dur,
         trace.work,
         steps,
-        policy=config.policy,
+        mode=config.mode,
         streaming=config.streaming,
-        phi=config.phi,
-        mu=config.mu,
-        K=config.K,
-        C_e=config.C_e,
-        C_s=config.C_s,
+        extra_dispatch=config.extra_dispatch,
+        steps_per_burst=config.steps_per_burst,
+        cells=config.cells,
+        cell_capacity=config.cell_capacity,
+        pool_capacity=config.pool_capacity,
         nodes=row.nodes,
-        B=config.B,
-        tau=trace.params.tau_s,
-        rho=trace.params.rho_min,
+        groups_per_step=config.groups_per_step,
+        tau=trace.params.supply_wait_s,
+        rho=trace.params.min_supply,
+        grading=trace.params.grading_s,
+        graders=trace.params.graders,
     ).run()
 
 
@@ -59,14 +62,21 @@ def test_paper_scale_rows_agree_with_the_reference(name):
     st.sampled_from([2, 4, 6]),
     st.sampled_from([0.0, 60.0, 600.0]),
     st.floats(0.02, 1.0),
+    st.sampled_from([0.0, 0.0, 30.0, 1000.0]),
+    st.sampled_from([None, 1, 3]),
 )
-def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, scale):
+def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, scale, grading, graders):
     rng = random.Random(seed)
     members = rng.randint(1, 4)
     dur = [[rng.lognormvariate(0.0, 0.8) * scale for _ in range(members)] for _ in range(40)]
     work = [rng.choice([0.0, rng.uniform(0.0, 0.5)]) for _ in dur]
     params = TraceParams(
-        B=batch, tau_s=tau, executions_per_node=rng.choice([1, 2, 3]), rho_min=rng.choice([0.125, 0.5])
+        groups_per_step=batch,
+        supply_wait_s=tau,
+        executions_per_node=rng.choice([1, 2, 3]),
+        min_supply=rng.choice([0.125, 0.5]),
+        grading_s=grading,
+        graders=graders,
     )
     check(Trace(dur=dur, work=work, params=params), name, steps)
 
@@ -74,7 +84,13 @@ def test_small_traces_agree_with_the_reference(name, seed, steps, batch, tau, sc
 def test_a_trace_file_is_read_with_its_overrides(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(
-        json.dumps({"dur": [[1.0, 2.0]], "work": [0.5], "params": {"B": 2, "mu": 1, "phi": 1.0, "cells": 1}})
+        json.dumps(
+            {
+                "dur": [[1.0, 2.0]],
+                "work": [0.5],
+                "params": {"groups_per_step": 2, "steps_per_burst": 1, "extra_dispatch": 1.0, "cells": 1},
+            }
+        )
     )
     result = replay(load_trace(path), find_row("E0"), 2)
     # Both groups are ready after two hours; the only cell joins one τ and one switch later, 450 s each.
@@ -82,6 +98,37 @@ def test_a_trace_file_is_read_with_its_overrides(tmp_path):
     assert result.step_end_hours[0] == pytest.approx(first)
     assert result.burst_end_hours[0] == pytest.approx(first + 60 / 3600)
     assert result.staleness_per_step == [[0, 0], [1, 1]]
+
+
+def test_graded_executions_hold_no_place_and_their_groups_wait_for_a_grader():
+    # Four executions of an hour on a capacity of two: the second pair starts while the first is graded.
+    trace = Trace(
+        dur=[[1.0, 1.0]],
+        work=[0.0],
+        params=TraceParams(
+            groups_per_step=2,
+            steps_per_burst=1,
+            extra_dispatch=0.0,
+            cells=1,
+            pool_nodes=0,
+            nodes_per_cell=1,
+            executions_per_node=2,
+            supply_wait_s=0.0,
+            min_supply=1.0,
+            grading_s=1800.0,
+        ),
+    )
+    ready = {
+        graders: replay(
+            Trace(dur=trace.dur, work=trace.work, params=msgspec.structs.replace(trace.params, graders=graders)),
+            find_row("E0"),
+            1,
+        ).step_end_hours[0]
+        for graders in (None, 2, 1)
+    }
+    moved = 8.52 / 3600
+    # One grader takes the four one after the other, from the end of the first pair on.
+    assert ready == pytest.approx({None: 2.5 + moved, 2: 2.5 + moved, 1: 3.0 + moved})
 
 
 @pytest.mark.parametrize(
@@ -113,5 +160,5 @@ def test_a_missing_file_an_unknown_row_and_an_impossible_override_are_refused(tm
         load_trace(tmp_path / "none.json")
     with pytest.raises(ConfigError, match=r"no row 'E9'.*A0, A1"):
         find_row("E9")
-    with pytest.raises(ConfigError, match=r"params\.phi = 0\.3"):
-        replay(Trace(dur=[[1.0]], work=[1.0], params=TraceParams(phi=0.3)), ROWS["E0"], 1)
+    with pytest.raises(ConfigError, match=r"params\.extra_dispatch = 0\.3"):
+        replay(Trace(dur=[[1.0]], work=[1.0], params=TraceParams(extra_dispatch=0.3)), ROWS["E0"], 1)

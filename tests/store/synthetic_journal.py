@@ -8,6 +8,7 @@ from gyre.core.events import (
     Event,
     ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     GroupDispatched,
     GroupReady,
     LedgerSampled,
@@ -79,6 +80,7 @@ def journal(steps: int = 12, seed: int = 0) -> list[Event]:
             for member in range(N):
                 f += 1
                 reward = min(1.0, max(0.0, draw.gauss(level, 0.2)))
+                emit(ExecutionTerminated(t=t, execution_id=f"{g}-{member}", group=g, seconds=3.0))
                 emit(
                     ExecutionClosed(
                         t=t,

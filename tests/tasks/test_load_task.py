@@ -74,6 +74,11 @@ def test_a_missing_part_is_named(tmp_path: Path, missing: str, part: str) -> Non
         ("[environment]\nworkdir = '/home'", "environment.workdir"),
         ("[environment]\nenv = {A = 1}", "environment.env"),
         ("environment = 3", "environment.workdir"),
+        ("[environment]\nenv = { 'A=B' = 'x' }", "environment.env: 'A=B' cannot be an environment variable"),
+        ("[environment]\nenv = { '' = 'x' }", "cannot be an environment variable"),
+        ('[verifier]\nenv = { A = "x\\u0000" }', "verifier.env: 'A' cannot be"),
+        ("[environment]\nmemory_mb = 0", "environment.memory_mb is 0"),
+        ("[environment]\nstorage_mb = 1000000000000", "environment.storage_mb is 1000000000000"),
         ("[[steps]]\nname = 'a'", "steps"),
     ],
 )

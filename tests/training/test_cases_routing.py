@@ -22,11 +22,11 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from gyre.core.records import CallRecord
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.local.engine import LocalEngine
+from gyre.samples.admission import admit
+from gyre.samples.microstep import MicroStep
+from gyre.samples.packing import pack
+from gyre.samples.rows import build_execution
 from gyre.store import RunStore
-from gyre.trajectory.admission import admit
-from gyre.trajectory.microstep import MicroStep
-from gyre.trajectory.packing import pack
-from gyre.trajectory.rows import build_execution
 from gyre.trajectory.tree import TrajectoryTree
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
@@ -73,13 +73,13 @@ async def sampled_by_engines(policy_dir: Path, root: Path, replay: bool) -> Asyn
             page_size=8,
             max_context=1024,
             seed=cell,
-            tell_routing=replay,
+            replay_routing=replay,
         )
         engines.append(LocalEngine(config, ShmTransport(str(root / f"engine-{cell}"))))
         await engines[-1].start()
     try:
         tokenizer = make_tokenizer(root / "tokenizer")
-        async with running_app(tokenizer, str, cells=2, max_context=1024, record_routing=replay) as app:
+        async with running_app(tokenizer, str, cells=2, max_context=1024, replay_routing=replay) as app:
             app.engines.update(enumerate(engines))
             yield app
     finally:

@@ -17,14 +17,14 @@ from training_cases import hf_logprobs, micro_step
 
 from gyre.core.drift import RATIO_EDGES
 from gyre.core.records import CallRecord, RoleClass
-from gyre.training.megatron import pack as layout
-from gyre.training.micro import Evaluation, check, rows_of
+from gyre.samples import prefixes
+from gyre.samples.admission import admit
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
+from gyre.samples.packing import pack
+from gyre.samples.rows import build_execution, dummy_execution
+from gyre.training.loss import Evaluation, check, rows_of
+from gyre.training.megatron import forward_batch as layout
 from gyre.training.objective import ObjectiveConfig
-from gyre.trajectory import prefixes
-from gyre.trajectory.admission import admit
-from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
-from gyre.trajectory.packing import pack
-from gyre.trajectory.rows import build_execution, dummy_execution
 from gyre.trajectory.tree import TrajectoryTree
 
 BN = 8

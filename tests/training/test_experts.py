@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gyre.core.errors import ConfigError
 from gyre.engines.local.model import build_model, load_weights
+from gyre.samples.microstep import Row
 from gyre.training.checkpoint import read_initial
 from gyre.training.export import export_hf
-from gyre.trajectory.microstep import Row
 from gyre.transport import experts
 from gyre.transport.state import checksum, published_state
 

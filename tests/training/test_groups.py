@@ -21,7 +21,7 @@ Shapes = st.lists(
 )
 
 
-class Members:
+class Recovery:
     """The groups of all cells in one process, a thread for each call."""
 
     def __init__(self, store: StoreServer, timeout_s: float) -> None:
@@ -51,13 +51,13 @@ def store() -> StoreServer:
 
 
 @pytest.fixture(scope="module")
-def members(store: StoreServer) -> Members:
-    return Members(store, timeout_s=20.0)
+def members(store: StoreServer) -> Recovery:
+    return Recovery(store, timeout_s=20.0)
 
 
 @pytest.fixture
-def impatient(store: StoreServer) -> Members:
-    found = Members(store, timeout_s=0.5)
+def impatient(store: StoreServer) -> Recovery:
+    found = Recovery(store, timeout_s=0.5)
     found._generation = 10_000
     return found
 
@@ -130,7 +130,7 @@ def test_a_member_that_does_not_come_is_named_and_nothing_is_changed(impatient):
 @given(at=st.integers(0, 5), leaver=st.sampled_from([0, 1]))
 def test_a_member_that_leaves_between_two_buckets_breaks_the_group(store, at, leaver):
     """At any bucket, the core or a satellite: the other one gets the error, and a satellite's tensors are as before."""
-    pair = Members(store, timeout_s=2.0)
+    pair = Recovery(store, timeout_s=2.0)
     pair._generation = 20_000 + 10 * at + leaver
     pair.use_buckets(8)
     generation, inputs = pair.next_generation(), make([([12], torch.float32)], 1)

@@ -9,11 +9,11 @@ from torch.distributed import HashStore
 from training_cases import CONFIGS, hf_logprobs, logprobs, make_model
 
 from gyre.core.errors import ConfigError, WeightsUnavailable
+from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import model as megatron_model
 from gyre.training.megatron import parallel
 from gyre.training.megatron.replica import Replica
-from gyre.trajectory.microstep import Row
 
 
 @pytest.fixture(autouse=True)

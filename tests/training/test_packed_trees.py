@@ -11,15 +11,15 @@ from torch.distributed import HashStore
 from torch.nn.attention.flex_attention import create_block_mask
 from training_cases import hf_logprobs, logprobs
 
+from gyre.samples.microstep import Row
+from gyre.samples.prefixes import MIN_SHARED
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
 from gyre.training.megatron.attention import attend_flash, attend_masked
 from gyre.training.megatron.flex import BLOCK, attend_flex, tree_mask
-from gyre.training.megatron.nodes import Node
-from gyre.training.megatron.pack import Pack, pack_rows
+from gyre.training.megatron.forward_batch import ForwardBatch, pack_rows
+from gyre.training.megatron.nodes import TreeStretch
 from gyre.training.megatron.replica import Replica
-from gyre.trajectory.microstep import Row
-from gyre.trajectory.prefixes import MIN_SHARED
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def tree_rows(seed: int, branches: int, depth: int, longest: int) -> list[Row]:
     return rows
 
 
-def expand(pack: Pack, node: Node) -> list[int]:
+def expand(pack: ForwardBatch, node: TreeStretch) -> list[int]:
     """Ids of a node's path, root to its end, as attention sees them."""
     ranges = (*node.ancestors, (node.start, node.end))
     return [i for a, b in ranges for i in pack.ids_T[a:b].tolist()]
@@ -83,14 +83,14 @@ def test_shared_prefixes_are_laid_out_once_and_short_ones_are_not() -> None:
     assert [node.ancestors for node in apart.nodes] == [(), ()]
 
 
-def random_nodes(rng: random.Random, count: int) -> tuple[Node, ...]:
-    nodes: list[Node] = []
+def random_nodes(rng: random.Random, count: int) -> tuple[TreeStretch, ...]:
+    nodes: list[TreeStretch] = []
     start = 0
     for _ in range(count):
         end = start + rng.randrange(1, 40)
         parent = rng.choice([None, *nodes]) if nodes else None
         ancestors = (*parent.ancestors, (parent.start, parent.end)) if parent else ()
-        nodes.append(Node(start, end, ancestors))
+        nodes.append(TreeStretch(start, end, ancestors))
         start = end
     return tuple(nodes)
 

@@ -18,10 +18,10 @@ from training_cases import make_executions, make_model, micro_step, rank_process
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
+from gyre.samples.microstep import ExecutionRows
 from gyre.training import worker
 from gyre.training.config import ParallelConfig, TrainerConfig
 from gyre.training.objective import ObjectiveConfig
-from gyre.trajectory.microstep import ExecutionRows
 from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 

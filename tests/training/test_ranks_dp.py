@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from training_cases import make_executions, make_model, micro_step, rank_processes, trainer_config, with_experts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from gyre.samples.microstep import MicroStep
 from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
 from gyre.training.megatron import parallel
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
-from gyre.trajectory.microstep import MicroStep
 from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 

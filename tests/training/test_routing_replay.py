@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from gyre.core.errors import ConfigError, InvariantViolation
-from gyre.core.routing import Routing
-from gyre.training.megatron.pack import pack_rows
+from gyre.core.expert_routing import ExpertRouting
+from gyre.samples.expert_routing import agreed
+from gyre.samples.microstep import Row
+from gyre.samples.prefixes import SharedRows
+from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
-from gyre.trajectory.microstep import Row
-from gyre.trajectory.prefixes import SharedRows
-from gyre.trajectory.routing import agreed
 
 
 def reference(moe: PreTrainedModel) -> PreTrainedModel:
@@ -122,7 +122,9 @@ def test_replaying_the_own_choice_changes_nothing(make_trainer: Any, moe_dir: st
     choices = torch.stack(own, 1).numpy().astype(np.uint8)
     replica = make_trainer(model_dir=moe_dir, replay_routing=True)._replica
     replica.wake()
-    replayed, replayed_gradients = gradients(replica, [[replace(row, routing=Routing(*SHAPE, choices.tobytes()))]])
+    replayed, replayed_gradients = gradients(
+        replica, [[replace(row, routing=ExpertRouting(*SHAPE, choices.tobytes()))]]
+    )
     assert torch.equal(plain[0], replayed[0])
     assert all(torch.equal(plain_gradients[name], replayed_gradients[name]) for name in plain_gradients)
 
@@ -169,10 +171,10 @@ def test_what_does_not_belong_to_the_policy_is_refused(make_trainer: Any, model_
     trainer.wake()
     trainer.join(0, None)
     with pytest.raises(InvariantViolation, match="another model sampled it"):
-        trainer.score([1, 2, 3], Routing(4, 2, 6, bytes(16)))
+        trainer.score([1, 2, 3], ExpertRouting(4, 2, 6, bytes(16)))
     with pytest.raises(InvariantViolation, match="none of 6 experts"):
-        trainer.score([1, 2], Routing(*SHAPE, b"\x07" * 6))
-    row = Row(ids_T=[1, 2, 3], targets=[2], logprobs=[0.0], versions=[0], routing=Routing(*SHAPE, b"\x00" * 6))
+        trainer.score([1, 2], ExpertRouting(*SHAPE, b"\x07" * 6))
+    row = Row(ids_T=[1, 2, 3], targets=[2], logprobs=[0.0], versions=[0], routing=ExpertRouting(*SHAPE, b"\x00" * 6))
     execution = replace(make_executions(1, AutoModelForCausalLM.from_pretrained(moe_dir), [[9]], raw=1)[0], rows=[row])
     with pytest.raises(InvariantViolation, match="experts for 1 positions, not for the 2"):
         trainer.micro_step(micro_step("m", [execution]))

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import micro_step
 
-from gyre.training import micro
-from gyre.training.megatron.pack import pack_rows
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
+from gyre.samples.packing import contributes, pack
+from gyre.training import loss as micro_loss
+from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.shares import share
-from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
-from gyre.trajectory.packing import contributes, pack
 
 
 def execution(name: str, lengths: list[int], shared: int = 0, common: int = 0) -> ExecutionRows:
@@ -25,9 +25,9 @@ def execution(name: str, lengths: list[int], shared: int = 0, common: int = 0) -
     return ExecutionRows(execution_id=name, advantage=1.0, weight=1.0, rows=rows)
 
 
-def tokens(step: MicroStep, entries: list[micro.Entry], share_prefixes: bool = True) -> int:
+def tokens(step: MicroStep, entries: list[micro_loss.Entry], share_prefixes: bool = True) -> int:
     """What the trainer computes in one pass."""
-    return pack_rows(micro.rows_of(step, entries), share_prefixes, torch.device("cpu")).tokens
+    return pack_rows(micro_loss.rows_of(step, entries), share_prefixes, torch.device("cpu")).tokens
 
 
 SHAPES = st.lists(
@@ -47,7 +47,7 @@ def test_shares_of_any_micro_step_hold_every_execution_and_its_packs_once(shapes
     assert sum(part.tokens for part in shares) == step.tokens
     assert sum(len(part.packs) for part in shares) == len(step.packs)
     for part in shares:
-        micro.check(part, vocabulary=2**31)
+        micro_loss.check(part, vocabulary=2**31)
 
 
 @settings(max_examples=150)
@@ -65,7 +65,7 @@ def test_every_replica_stays_within_the_budget(shapes, replicas, budget, share_p
     )
     parts = [part for step in steps for part in share(step, replicas)]
     for part in parts:
-        micro.check(part, vocabulary=2**31)
+        micro_loss.check(part, vocabulary=2**31)
         assert len(part.packs) <= 1 or len(part.executions) == 1
         for entries in part.packs:
             assert tokens(part, entries, share_prefixes) <= budget or len(entries) == 1

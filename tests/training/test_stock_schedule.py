@@ -15,12 +15,12 @@ from stock_schedule import stock
 from test_pipeline import wait_for_everything_posted
 from training_cases import make_model, rank_processes
 
+from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.pack import Pack
+from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
 from gyre.training.pipeline import Pipeline, Stage
-from gyre.trajectory.microstep import Row
 
 pytestmark = pytest.mark.live
 
@@ -43,10 +43,10 @@ def batch(seed: int) -> list[list[Row]]:
     return packs
 
 
-def streaming(replica: Replica, packs: list[Pack]) -> None:
+def streaming(replica: Replica, packs: list[ForwardBatch]) -> None:
     model = replica.model
     stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
-    pipeline: Pipeline[Pack] = Pipeline(stage, replica.forward)
+    pipeline: Pipeline[ForwardBatch] = Pipeline(stage, replica.forward)
     for pack in packs:
         pipeline.train(pack, pack.tokens, torch.sum)
         wait_for_everything_posted(pipeline)

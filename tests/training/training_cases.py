@@ -10,10 +10,10 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
-from gyre.core.routing import Routing
+from gyre.core.expert_routing import ExpertRouting
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, TrainerConfig
 from gyre.training.megatron.replica import Replica
-from gyre.trajectory.microstep import ExecutionRows, MicroStep, Row
 from gyre.transport.rendezvous import StoreServer
 
 VOCABULARY = 256
@@ -152,7 +152,7 @@ def with_experts(rng: random.Random, row: Row, absent: float) -> Row:
     for _ in range(row.targets[-1] if row.targets else 0):
         ids = [expert for _ in range(layers) for expert in rng.sample(range(count), chosen)]
         data += bytes(ids) if rng.random() >= absent else b"\xff" * len(ids)
-    return replace(row, routing=Routing(*SHAPE, bytes(data)))
+    return replace(row, routing=ExpertRouting(*SHAPE, bytes(data)))
 
 
 def micro_step(name: str, executions: list[ExecutionRows], rows_per_pack: int = 1000) -> MicroStep:

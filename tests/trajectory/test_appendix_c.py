@@ -3,10 +3,10 @@
 import pytest
 from trajectory_helpers import TOOLS, Policy, answer_text, result, system, user
 
+from gyre.chat.conversation import Conversation
 from gyre.core.records import RoleClass
-from gyre.trajectory.admission import admit
-from gyre.trajectory.conversation import Conversation
-from gyre.trajectory.rows import build_row
+from gyre.samples.admission import admit
+from gyre.samples.rows import build_row
 from gyre.trajectory.tree import TrajectoryTree
 
 MAIN, SUMMARY = RoleClass.MAIN, RoleClass.MAIN_SUMMARY

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import TOOLS, result, system, user
 
-from gyre.trajectory.canonical import is_edited, same_context, same_turn
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
+from gyre.chat.canonical import is_edited, same_context, same_turn
+from gyre.chat.conversation import Conversation, Message, ToolCall
 from gyre.trajectory.history import _LATEST, History, Match
 
 HEAD = (system("You are a helpful agent."), user("list the files"))

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyre.chat.conversation import Conversation
 from gyre.core.errors import InvariantViolation
+from gyre.core.expert_routing import Choices, ExpertRouting
 from gyre.core.records import CallRecord, RoleClass
-from gyre.core.routing import Choices, Routing
-from gyre.trajectory.admission import admit
+from gyre.samples.admission import admit
+from gyre.samples.expert_routing import agreed
+from gyre.samples.microstep import ExecutionRows, Row
+from gyre.samples.packing import pack
+from gyre.samples.rows import build_execution
 from gyre.trajectory.call import CommitRefused, PreparedCall, Sample
-from gyre.trajectory.conversation import Conversation
 from gyre.trajectory.history import Match
-from gyre.trajectory.microstep import ExecutionRows, Row
 from gyre.trajectory.node import as_tokens, longest_prefix
-from gyre.trajectory.packing import pack
 from gyre.trajectory.paths import PathIds
-from gyre.trajectory.routing import agreed
-from gyre.trajectory.rows import build_execution
 from gyre.trajectory.tree import TrajectoryTree
 
-EMPTY = Routing(2, 2, 200, b"")
+EMPTY = ExpertRouting(2, 2, 200, b"")
 
 
 def choices(positions: int, rng: random.Random, absent: float = 0.0) -> Choices:
@@ -52,7 +52,7 @@ def prepare(tree: TrajectoryTree, prompt: list[int]) -> PreparedCall:
     )
 
 
-def sample(outputs: list[int], routing: Routing | None) -> Sample:
+def sample(outputs: list[int], routing: ExpertRouting | None) -> Sample:
     return Sample(
         output_ids=outputs,
         logprobs=[-1.0] * len(outputs),

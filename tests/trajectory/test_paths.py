@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import result, system, user
 
+from gyre.chat.conversation import Conversation, Message, ToolCall
 from gyre.core.records import CallRecord, RoleClass
 from gyre.trajectory.call import Sample
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
 from gyre.trajectory.node import make_node
 from gyre.trajectory.paths import PathIds, RecentPaths
 from gyre.trajectory.tree import TrajectoryTree

@@ -4,11 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import BASH, EDIT, TOOLS, Policy, answer_text, result, system, user
 
+from gyre.chat.conversation import Conversation, Message, ToolCall
+from gyre.chat.render import RenderError
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import RoleClass
 from gyre.trajectory.call import CommitRefused, Sample
-from gyre.trajectory.conversation import Conversation, Message, ToolCall
-from gyre.trajectory.render import RenderError
 from gyre.trajectory.tree import TrajectoryTree
 
 HEAD = (system("You are a helpful agent."), user("list the files"))

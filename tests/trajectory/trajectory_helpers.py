@@ -7,9 +7,9 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.core.records import CallRecord, RoleClass
 from gyre.trajectory.call import Sample
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 from gyre.trajectory.tree import TrajectoryTree
 
 QWEN_SPECIALS = [

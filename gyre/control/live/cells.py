@@ -3,7 +3,7 @@
 Every cell owns an engine process and a trainer process that share its devices; at any time at most one of the two holds
 memory. The core's trainer is the only one with optimizer state.
 
-Every call on a member has a deadline. A member that dies, errs or misses it is killed on the spot and MemberLost
+Every call on a worker has a deadline. A worker that dies, errs or misses it is killed on the spot and WorkerLost
 is raised: so a hung process is the same as a dead one, and its memory is free for the other process of the cell.
 """
 
@@ -16,18 +16,18 @@ from typing import Any, NamedTuple, TypeVar
 from gyre.control.base import (
     EssentialLost,
     Handoff,
-    Loss,
-    Member,
-    MemberLost,
     Probe,
+    ProcessFailure,
     Publication,
     UpdateStats,
+    WorkerId,
+    WorkerLost,
     WorkResult,
 )
 from gyre.control.live.config import RunConfig
 from gyre.control.live.processes import Fleet, Started
 from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation, PeerLost
-from gyre.core.routing import Routing, joined
+from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
 from gyre.proxy.base import DrainReport
@@ -49,7 +49,7 @@ class _Sampled(NamedTuple):
     """Length of the prompt."""
     logprobs: list[float]
     """The engine's, of the answer."""
-    routing: Routing | None
+    routing: ExpertRouting | None
     """Experts of the positions before the last token, where the run replays them."""
 
 
@@ -66,7 +66,7 @@ class LiveCells:
         self._snapshot: WeightRef | None = None
         self._snapshot_lock = asyncio.Lock()
         self._generation = 0
-        """Of the prefix groups: one that lost a member is dead for good."""
+        """Of the prefix groups: one that lost a worker is dead for good."""
         self._probes = 0
         self.micro_steps_at_once = config.trainer.parallel.pipeline
 
@@ -139,29 +139,29 @@ class LiveCells:
 
         await self._engine(cell, enter)
 
-    async def update(self, members: int) -> UpdateStats:
+    async def update(self, training_cells: int) -> UpdateStats:
         generation, timeout_s = self._generation, self._config.trainer.group_timeout_s
         # The drain of the pipeline comes first.
         seconds = self._deadlines.micro_step_s + 2 * timeout_s
 
         def reduce(cell: int) -> asyncio.Future[None]:
-            return asyncio.ensure_future(self._trainer(cell, lambda t: t.reduce(generation, members), seconds))
+            return asyncio.ensure_future(self._trainer(cell, lambda t: t.reduce(generation, training_cells), seconds))
 
-        core, *satellites = calls = [reduce(cell) for cell in range(members)]
+        core, *satellites = calls = [reduce(cell) for cell in range(training_cells)]
         try:
             await asyncio.wait({core})
             if satellites:
                 # All have waited for each other; who has not answered soon after the core is hung.
                 _, late = await asyncio.wait(satellites, timeout=timeout_s)
                 for cell in [cell for cell, call in enumerate(calls) if call in late]:
-                    await self._fleet.kill(self._fleet.member(Member("trainer", cell)))
+                    await self._fleet.kill(self._fleet.worker(WorkerId("trainer", cell)))
             results = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             for call in calls:
                 call.cancel()
         errors = [result for result in results if result is not None]
         for error in errors:
-            if not isinstance(error, MemberLost | GroupBroken):
+            if not isinstance(error, WorkerLost | GroupBroken):
                 raise error
         if errors:
             self._generation += 1
@@ -171,14 +171,14 @@ class LiveCells:
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:
         # A process that takes the place of one of these meanwhile has no weights yet, and is not what is published to.
-        running = {engine.member.cell: engine for engine in self._fleet.engines()}
+        running = {engine.worker.cell: engine for engine in self._fleet.engines()}
         failed = {cell: "not running" for cell in engines if cell not in running}
         self._published = await self._core_snapshot(version)
 
         async def unless_lost(cell: int, call: Awaitable[T]) -> T | None:
             try:
                 return await call
-            except MemberLost as error:
+            except WorkerLost as error:
                 failed[cell] = error.detail
                 return None
 
@@ -202,21 +202,21 @@ class LiveCells:
         self._run_dir.prune_checkpoints(self._config.keep_checkpoints)
         return str(self._run_dir.checkpoint_path(version))
 
-    async def next_loss(self) -> Loss:
-        return await self._fleet.losses.get()
+    async def next_failure(self) -> ProcessFailure:
+        return await self._fleet.failures.get()
 
-    async def replace(self, member: Member) -> None:
+    async def replace(self, worker: WorkerId) -> None:
         # It may have been killed when it missed its deadline.
-        with contextlib.suppress(MemberLost):
-            await self._fleet.kill(self._fleet.member(member))
-        if member.part == "trainer":
+        with contextlib.suppress(WorkerLost):
+            await self._fleet.kill(self._fleet.worker(worker))
+        if worker.part == "trainer":
             self._generation += 1
         try:
-            await self._fleet.start_member(member)
+            await self._fleet.start_worker(worker)
         except GyreError as error:
-            raise MemberLost(member, str(error)) from error
-        if member.part == "engine":
-            await self._engine(member.cell, lambda engine: engine.release())
+            raise WorkerLost(worker, str(error)) from error
+        if worker.part == "engine":
+            await self._engine(worker.cell, lambda engine: engine.release())
 
     async def _core_snapshot(self, version: int) -> WeightRef:
         """The core's weights of `version`, published once however many cells ask. Beside them the core keeps only what
@@ -261,7 +261,7 @@ class LiveCells:
         async def generate(engine: Engine) -> _Sampled:
             ids: list[int] = []
             logprobs: list[float] = []
-            routing: list[Routing] = []
+            routing: list[ExpertRouting] = []
             async for chunk in engine.generate(request):
                 ids += chunk.output_ids
                 logprobs += chunk.logprobs
@@ -277,14 +277,14 @@ class LiveCells:
         return Probe(cell=cell, tokens=len(sampled.logprobs), logprob_gap_max=gap)
 
     async def _engine(self, cell: int, call: Callable[[Engine], Awaitable[T]]) -> T:
-        return await self._call(self._fleet.member(Member("engine", cell)), call, self._deadlines.call_s)
+        return await self._call(self._fleet.worker(WorkerId("engine", cell)), call, self._deadlines.call_s)
 
     async def _trainer(self, cell: int, call: Callable[[Trainer], Awaitable[T]], seconds: float | None = None) -> T:
-        process = self._fleet.member(Member("trainer", cell))
+        process = self._fleet.worker(WorkerId("trainer", cell))
         return await self._call(process, call, seconds or self._deadlines.call_s)
 
     async def _call(self, process: Started, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
-        """Raises MemberLost for whatever goes wrong on the member but a broken guarantee, a broken reduction or a disk
+        """Raises WorkerLost for whatever goes wrong on the worker but a broken guarantee, a broken reduction or a disk
         that does not take a checkpoint."""
         try:
             async with asyncio.timeout(seconds):
@@ -293,10 +293,10 @@ class LiveCells:
             raise
         except TimeoutError as error:
             await self._fleet.kill(process)
-            raise MemberLost(process.member, f"no answer within {seconds:g} s") from error
+            raise WorkerLost(process.worker, f"no answer within {seconds:g} s") from error
         except GyreError as error:
             await self._fleet.kill(process)
-            raise MemberLost(process.member, str(error)) from error
+            raise WorkerLost(process.worker, str(error)) from error
 
     async def _proxy(self, call: Awaitable[T]) -> T:
         try:

@@ -6,13 +6,13 @@ directory.
 
 import random
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from gyre.control.live.devices import Placement, place
-from gyre.control.members import Limits
+from gyre.control.live.devices import DeviceAssignment, assign_devices
+from gyre.control.recovery import RecoveryLimits
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
@@ -20,11 +20,12 @@ from gyre.engines.config import EngineConfig
 from gyre.engines.local.config import LocalEngineConfig
 from gyre.engines.section import EngineSection, LocalSection
 from gyre.engines.sglang.config import SglangEngineConfig
+from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
 from gyre.launch.section import HereSection, LaunchSection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
-from gyre.runner.config import RunnerConfig
+from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
@@ -35,10 +36,12 @@ from gyre.transport.section import ShmSection, TransportSection
 class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[policy]: what is trained."""
 
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"renderer": "family"}
+
     model: Path
     """Hugging Face directory: config.json, safetensors, tokenizer."""
-    renderer: str
-    """Family of the chat template, as `gyre.trajectory.render` names it."""
+    family: str
+    """Family of the chat template, as `gyre.chat.render` names it."""
     thinking: bool = False
 
 
@@ -89,6 +92,8 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[recovery]: when a process counts as hung, and when the run gives up. docs/transitions.md says what happens."""
 
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"losses": "max_failures"}
+
     micro_step_s: Annotated[float, Meta(gt=0)] = 600.0
     """Deadline of a micro-step, for each of the micro-steps that a cell may have under way."""
     call_s: Annotated[float, Meta(gt=0)] = 600.0
@@ -96,7 +101,7 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stall_s: Annotated[float, Meta(gt=0)] = 120.0
     """How long an engine with requests may produce nothing; how long any engine, proxy worker or runner may not
     answer."""
-    losses: Positive = 3
+    max_failures: Positive = 3
     """How often one engine or trainer may be lost at one policy version."""
     no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
     """How long no engine at all may be alive. Calls are held for 900 s."""
@@ -112,8 +117,10 @@ class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
-    J_max: Positive | Literal["all"] = 5
-    """Trajectories per execution."""
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"J_max": "trajectories_per_execution"}
+
+    trajectories_per_execution: Positive | Literal["all"] = 5
+    """J_max: trajectories per execution."""
     micro_step_tokens: Positive = 4096
     """Token budget of one forward pass of one replica. What several rows of a pass begin with counts once."""
 
@@ -124,6 +131,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     policy: PolicySection
     tasks: TasksSection
     harness: HarnessSection
+    runner: RunnerSection = RunnerSection()
+    evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
     scheduler: SchedulerConfig
     engine: EngineSection = LocalSection()
@@ -138,20 +147,20 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def needs(self) -> dict[int, int]:
         """Devices of each cell and pool engine, when the run has any."""
         scheduler, engine = self.scheduler, self.engine.gpus
-        cell = max(self.trainer.parallel.ranks, 0 if scheduler.policy == "async" else engine)
-        return dict.fromkeys(range(scheduler.K), cell) | dict.fromkeys(scheduler.pool, engine)
+        cell = max(self.trainer.parallel.ranks, 0 if scheduler.mode == "async" else engine)
+        return dict.fromkeys(range(scheduler.cells), cell) | dict.fromkeys(scheduler.pool, engine)
 
-    def placement(self) -> Placement:
+    def device_assignment(self) -> DeviceAssignment:
         """Raises ConfigError when the devices are too few, or a weight sender has one of them."""
         if self.engine.sender_gpu in self.devices.ids:
             raise ConfigError(
                 f'engine.sender_gpu = "{self.engine.sender_gpu}" is in devices.ids: NCCL takes no two ranks on one '
                 "device, so leave it out there, or leave sender_gpu out to broadcast from host memory"
             )
-        return place(self.devices.ids, self.needs())
+        return assign_devices(self.devices.ids, self.needs())
 
-    def limits(self) -> Limits:
-        return Limits(losses=self.recovery.losses, no_engine_s=self.recovery.no_engine_s)
+    def limits(self) -> RecoveryLimits:
+        return RecoveryLimits(max_failures=self.recovery.max_failures, no_engine_s=self.recovery.no_engine_s)
 
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
@@ -160,10 +169,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return ProxyConfig(
             run_dir=str(run_dir.root),
             tokenizer_dir=str(self.policy.model),
-            family=self.policy.renderer,
+            family=self.policy.family,
             thinking=self.policy.thinking,
             sampling=self.sampling(),
-            record_routing=self.trainer.replay_routing,
+            replay_routing=self.trainer.replay_routing,
             max_context=self.rollout.max_context,
             max_new_tokens=self.rollout.max_new_tokens,
             socket=socket,
@@ -175,6 +184,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             run_dir=str(run_dir.root),
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
+            section=self.runner,
+            evaluation=self.evaluation,
         )
 
     def engine_config(self, cell: int, transport_root: str, incarnation: int) -> LocalEngineConfig | SglangEngineConfig:
@@ -186,7 +197,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             transport=self.transport,
             max_context=self.rollout.max_context,
             seed=seed,
-            tell_routing=self.trainer.replay_routing,
+            replay_routing=self.trainer.replay_routing,
         )
         return self.engine.worker_config(common)
 
@@ -195,7 +206,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             cell=cell,
             rank=rank,
             incarnation=incarnation,
-            cells=self.scheduler.K,
+            cells=self.scheduler.cells,
             model_dir=str(self.policy.model),
             transport_root=transport_root,
             transport=self.transport,

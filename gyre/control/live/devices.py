@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from gyre.core.errors import ConfigError
 
-Placement = Mapping[int, Sequence[str]]
+DeviceAssignment = Mapping[int, Sequence[str]]
 """Device ids of each cell and, under negative indices, of each pool engine."""
 
 
-def place(ids: Sequence[str], cells: Mapping[int, int]) -> Placement:
+def assign_devices(ids: Sequence[str], cells: Mapping[int, int]) -> DeviceAssignment:
     """`cells`: devices that each cell or pool engine needs. Cells come first, in index order, so that neighbours in
     `ids` share a cell. Raises ConfigError when the ids are too few or one is named twice."""
     if len(set(ids)) < len(ids):

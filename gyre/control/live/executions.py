@@ -1,12 +1,16 @@
 """`Executions` on a real proxy and runner: session → sandbox and harness → close → assessment → outcome."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gyre.control.base import Ticket
 from gyre.core.errors import GyreError
-from gyre.core.records import Outcome, Validity
+from gyre.core.records import CallFacts, Outcome, Validity
 from gyre.proxy.base import ProxyControl, SessionSpec
 from gyre.runner.base import Budgets, ExecutionSpec, Runner
+
+NOT_THE_POLICYS = ("calls_lost", "runner_error")
+"""Causes of unresolved executions that say that nothing works."""
 
 
 class LiveExecutions:
@@ -31,7 +35,7 @@ class LiveExecutions:
     def harness(self, ticket: Ticket) -> str:  # noqa: ARG002  one harness runs every execution of a run
         return self._harness
 
-    async def run(self, ticket: Ticket) -> Outcome:
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         """Raises GyreError when nothing works: training would go on with nothing but dummies."""
         execution_id = ticket.execution_id
         access = await self._proxy.open_session(SessionSpec(execution_id=execution_id, harness=self._harness))
@@ -50,10 +54,13 @@ class LiveExecutions:
             raise
         finally:
             # The record is complete before the outcome exists: nothing is served while the evaluator works.
-            await self._proxy.close_session(execution_id)
-        report = await self._runner.wait(execution_id)
+            session = await self._proxy.close_session(execution_id)
+        terminated()
+        calls = CallFacts(answered=session.calls, cut=session.cut_answers, lost=session.unserved)
+        report = await self._runner.wait(execution_id, calls)
         outcome = report.outcome
-        self._idle = self._idle + 1 if outcome.validity is Validity.NO_WORK else 0
+        idle = outcome.validity is Validity.NO_WORK or outcome.cause in NOT_THE_POLICYS
+        self._idle = self._idle + 1 if idle else 0
         if self._idle >= self._most_idle:
             raise GyreError(
                 f"the last {self._idle} executions did no work at all, {execution_id} because {outcome.message}; "

@@ -12,9 +12,12 @@ class Sizes(msgspec.Struct):
     """Of a model's config.json."""
 
     vocab_size: Positive
+    hidden_size: Positive
     num_hidden_layers: Positive
     num_attention_heads: Positive
     num_key_value_heads: Positive | None = None
+    head_dim: Positive | None = None
+    max_position_embeddings: Positive | None = None
     intermediate_size: Positive | None = None
     moe_intermediate_size: Positive | None = None
 

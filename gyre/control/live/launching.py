@@ -1,6 +1,6 @@
 """The launcher of a run, and what each cell needs of the machine that it runs on.
 
-A cell is one place: its engine and all ranks of its trainer share a machine and its devices. So is each pool engine.
+A cell is one bundle: its engine and all ranks of its trainer share a machine and its devices. So is each pool engine.
 """
 
 import secrets
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from gyre.control.live.config import RunConfig
 from gyre.launch import Launcher, LocalLauncher
+from gyre.launch.bundles import Bundle, SameFile
 from gyre.launch.files import fingerprint
-from gyre.launch.placement import Place, SameFile
 from gyre.launch.section import RaySection
 from gyre.store import RunDir
 
 CORE = 0
 SENDERS = "senders"
-"""The place of weight senders that have a GPU, which no cell has."""
+"""The bundle of weight senders that have a GPU, which no cell has."""
 MODEL = "policy.model must be a directory that every node has under this path, with the same files"
 CHECKPOINTS = (
     "the core writes checkpoints into the run directory: put it on a path that all nodes share, or give this machine "
@@ -25,7 +25,7 @@ CHECKPOINTS = (
 )
 
 
-def place_of(cell: int) -> str:
+def bundle_of(cell: int) -> str:
     return f"cell-{cell}" if cell >= 0 else f"pool-{-cell}"
 
 
@@ -35,23 +35,25 @@ def open_launcher(config: RunConfig, run_dir: RunDir) -> AbstractAsyncContextMan
         # Ray is a package that only clusters need.
         from gyre.launch.cluster import RayLauncher
 
-        return RayLauncher(config.launch.address, run_dir.logs, cluster_places(config, config.launch, run_dir))
+        return RayLauncher(config.launch.address, run_dir.logs, cluster_bundles(config, config.launch, run_dir))
     return LocalLauncher(run_dir.logs, devices=devices_here(config))
 
 
 def devices_here(config: RunConfig) -> dict[str, Sequence[str]]:
-    """Devices of each place when all are on this machine."""
-    return {place_of(cell): ids for cell, ids in config.placement().items()} | {SENDERS: [config.engine.sender_gpu]}
+    """Devices of each bundle when all are on this machine."""
+    return {bundle_of(cell): ids for cell, ids in config.device_assignment().items()} | {
+        SENDERS: [config.engine.sender_gpu]
+    }
 
 
-def cluster_places(config: RunConfig, section: RaySection, run_dir: RunDir) -> dict[str, Place]:
+def cluster_bundles(config: RunConfig, section: RaySection, run_dir: RunDir) -> dict[str, Bundle]:
     """The core comes first, so that it can be on this machine, where its checkpoints go; then satellites, then pool
     engines. Writes a mark into the run directory by which the core's node is asked whether it sees the same one."""
     model = [_same(path, MODEL) for path in sorted(config.policy.model.iterdir()) if path.is_file()]
     mark = run_dir.checkpoints / ".mark"
     mark.write_text(secrets.token_hex(16))
     return {
-        place_of(cell): Place(
+        bundle_of(cell): Bundle(
             gpus=gpus if section.gpus else 0,
             cpus=section.cpus,
             here=cell == CORE,

@@ -6,12 +6,12 @@ from gyre.control.base import ReadyGroup
 from gyre.control.live.config import AdmissionSection, TrainerSection
 from gyre.control.state import ControlState
 from gyre.core.records import Validity
+from gyre.samples.admission import admit
+from gyre.samples.advantage import group_advantages
+from gyre.samples.microstep import ExecutionRows, MicroStep
+from gyre.samples.packing import pack
+from gyre.samples.rows import build_execution, dummy_execution, without_discarded
 from gyre.store import RunStore
-from gyre.trajectory.admission import admit
-from gyre.trajectory.advantage import group_advantages
-from gyre.trajectory.microstep import ExecutionRows, MicroStep
-from gyre.trajectory.packing import pack
-from gyre.trajectory.rows import build_execution, dummy_execution, without_discarded
 from gyre.trajectory.tree import TrajectoryTree
 
 
@@ -30,7 +30,7 @@ class LiveMaterializer:
 
     async def materialize(self, group: ReadyGroup, batch_executions: int) -> list[MicroStep]:
         admission = self._admission
-        j_max = None if admission.J_max == "all" else admission.J_max
+        j_max = None if admission.trajectories_per_execution == "all" else admission.trajectories_per_execution
         advantages = group_advantages(group.outcomes)
         executions: list[ExecutionRows] = []
         for outcome in group.outcomes:

@@ -1,8 +1,8 @@
-"""Starts every process of a run through a `Launcher`, watches that they live, and starts members anew.
+"""Starts every process of a run through a `Launcher`, watches that they live, and starts workers anew.
 
 Proxy workers, a runner, and per cell an engine and a trainer, which has a process per rank; pool engines have negative
 indices and no trainer. An engine whose weights are broadcast has a weight sender as its second process. A replaced
-member has a new name (`engine-1.2` is the second replacement of engine-1), so its sockets and logs are its own.
+worker has a new name (`engine-1.2` is the second replacement of engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gyre.control.base import Loss, Member, MemberLost
-from gyre.control.crew import together
+from gyre.control.base import ProcessFailure, WorkerId, WorkerLost
 from gyre.control.live.config import RunConfig
-from gyre.control.live.launching import SENDERS, place_of
+from gyre.control.live.launching import SENDERS, bundle_of
+from gyre.control.task_supervisor import together
 from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
 from gyre.launch.base import HERE, Launcher, Process, ProcessSpec
 from gyre.proxy.base import EngineRoute, ProxyControl
-from gyre.proxy.proxies import Proxies
+from gyre.proxy.proxies import ProxyWorkers
 from gyre.rpc import Connection, connect
 from gyre.runner.base import Runner
 from gyre.store import RunDir
@@ -40,9 +40,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALL
 
 @dataclass(frozen=True, eq=False)
 class Started:
-    """The processes of one member, leader first, and the connection to the leader."""
+    """The processes of one worker, leader first, and the connection to the leader."""
 
-    member: Member
+    worker: WorkerId
     processes: list[Process]
     connection: Connection[Any]
     watch: asyncio.Task[None]
@@ -59,18 +59,18 @@ class Fleet:
         self._config = config
         self._run_dir = run_dir
         self._store = store
-        self._members: dict[Member, Started] = {}
-        self._incarnations: Counter[Member] = Counter()
+        self._workers: dict[WorkerId, Started] = {}
+        self._incarnations: Counter[WorkerId] = Counter()
         self._essential: dict[Process, Connection[Any]] = {}
         self._silent: dict[str, str] = {}
         """Names of processes that were ended because they hung, and how that was seen."""
         self._connections: list[Connection[Any]] = []
-        self.losses: asyncio.Queue[Loss] = asyncio.Queue()
-        """Members whose processes ended by themselves, or that someone else gave up."""
+        self.failures: asyncio.Queue[ProcessFailure] = asyncio.Queue()
+        """Recovery whose processes ended by themselves, or that someone else gave up."""
 
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
-        await together(self.start_essentials(), self.start_members())
+        await together(self.start_essentials(), self.start_cells())
 
     async def start_essentials(self) -> None:
         """Proxy workers and the runner, which the run cannot do without."""
@@ -78,70 +78,70 @@ class Fleet:
 
         async def start_proxies() -> None:
             workers = range(self._config.rollout.proxy_workers)
-            self.proxy = Proxies(await together(*(self._start_proxy(f"proxy-{worker}") for worker in workers)))
+            self.proxy = ProxyWorkers(await together(*(self._start_proxy(f"proxy-{worker}") for worker in workers)))
 
         async def start_runner() -> None:
             self.runner = await self._start_essential("runner", "gyre.runner.worker:main", runner_config, Runner)
 
         await together(start_proxies(), start_runner())
 
-    async def start_members(self) -> None:
+    async def start_cells(self) -> None:
         """All engines and trainers. Cells that never serve (policy async) have no engine."""
         scheduler = self._config.scheduler
-        cells = range(scheduler.K)
-        serving = scheduler.pool if scheduler.policy == "async" else [*cells, *scheduler.pool]
-        engines = [Member("engine", cell) for cell in serving]
-        trainers = [Member("trainer", cell) for cell in cells]
-        await together(*(self.start_member(member) for member in engines + trainers))
+        cells = range(scheduler.cells)
+        serving = scheduler.pool if scheduler.mode == "async" else [*cells, *scheduler.pool]
+        engines = [WorkerId("engine", cell) for cell in serving]
+        trainers = [WorkerId("trainer", cell) for cell in cells]
+        await together(*(self.start_worker(worker) for worker in engines + trainers))
 
-    def member(self, member: Member) -> Started:
-        """Raises MemberLost when it has no processes now."""
-        if member not in self._members:
-            raise MemberLost(member, "not running")
-        return self._members[member]
+    def worker(self, worker: WorkerId) -> Started:
+        """Raises WorkerLost when it has no processes now."""
+        if worker not in self._workers:
+            raise WorkerLost(worker, "not running")
+        return self._workers[worker]
 
     def engines(self) -> list[Started]:
-        return [started for member, started in self._members.items() if member.part == "engine"]
+        return [started for worker, started in self._workers.items() if worker.part == "engine"]
 
     def transport_root(self, cell: int) -> str:
         """Directory under which the processes of a cell publish weights and KV."""
-        return str(self._launcher.scratch(place_of(cell)) / "weights")
+        return str(self._launcher.scratch(bundle_of(cell)) / "weights")
 
     def route(self, cell: int) -> EngineRoute | None:
         """Where the engine of a cell is reached; None while it has no process."""
-        started = self._members.get(Member("engine", cell))
+        started = self._workers.get(WorkerId("engine", cell))
         if started is None:
             return None
         scheduler = self._config.scheduler
-        capacity = scheduler.C_e if cell >= 0 else scheduler.C_s // scheduler.pool_engines
+        capacity = scheduler.cell_capacity if cell >= 0 else scheduler.pool_capacity // scheduler.pool_engines
         return EngineRoute(cell=cell, address=started.connection.address, capacity=capacity)
 
-    async def start_member(self, member: Member) -> None:
+    async def start_worker(self, worker: WorkerId) -> None:
         """Raises GyreError when one of its processes is not ready in time."""
-        incarnation = self._incarnations[member]
-        self._incarnations[member] += 1
-        name = f"{member}.{incarnation}" if incarnation else str(member)
+        incarnation = self._incarnations[worker]
+        self._incarnations[worker] += 1
+        name = f"{worker}.{incarnation}" if incarnation else str(worker)
         protocol: type[Any]
-        if member.part == "engine":
-            protocol, processes = Engine, await self._start_engine(member.cell, name, incarnation)
+        if worker.part == "engine":
+            protocol, processes = Engine, await self._start_engine(worker.cell, name, incarnation)
         else:
-            protocol, processes = Trainer, await self._start_trainer(member.cell, name, incarnation)
+            protocol, processes = Trainer, await self._start_trainer(worker.cell, name, incarnation)
         connection = connect(protocol, processes[0].address, self._launcher.secret)
-        watch = asyncio.ensure_future(self._watch(member, processes))
-        self._members[member] = Started(member, processes, connection, watch)
+        watch = asyncio.ensure_future(self._watch(worker, processes))
+        self._workers[worker] = Started(worker, processes, connection, watch)
 
     async def _start_engine(self, cell: int, name: str, incarnation: int) -> list[Process]:
-        section, place, root = self._config.engine, place_of(cell), self.transport_root(cell)
+        section, bundle, root = self._config.engine, bundle_of(cell), self.transport_root(cell)
         config = self._config.engine_config(cell, root, incarnation)
         devices, start_timeout_s = range(section.gpus), section.start_timeout_s
         sender_config = section.sender_config(root, self._config.transport)
         if sender_config is None:
-            return [await self._launch(name, section.entry, config, start_timeout_s, place, devices)]
-        at, gpus = (SENDERS, [0]) if section.sender_gpu else (place, [])
+            return [await self._launch(name, section.entry, config, start_timeout_s, bundle, devices)]
+        at, gpus = (SENDERS, [0]) if section.sender_gpu else (bundle, [])
         sender = await self._launch(f"{name}-sender", SENDER_ENTRY, sender_config, START_TIMEOUT_S, at, gpus)
         try:
             config = msgspec.structs.replace(config, sender=sender.address)
-            return [await self._launch(name, section.entry, config, start_timeout_s, place, devices), sender]
+            return [await self._launch(name, section.entry, config, start_timeout_s, bundle, devices), sender]
         except BaseException:
             await sender.stop(grace_s=0.0)
             raise
@@ -154,7 +154,7 @@ class Fleet:
             config = self._config.trainer_config(cell, root, self._store, rank, incarnation)
             name_of_rank = f"{name}-rank{rank}" if rank else name
             started[rank] = await self._launch(
-                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, place_of(cell), [rank]
+                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, bundle_of(cell), [rank]
             )
 
         try:
@@ -166,10 +166,10 @@ class Fleet:
         return [started[rank] for rank in ranks]
 
     async def kill(self, started: Started) -> None:
-        """Ends the processes of a member, at once; calls on them fail."""
+        """Ends the processes of a worker, at once; calls on them fail."""
         started.watch.cancel()
-        if self._members.get(started.member) is started:
-            del self._members[started.member]
+        if self._workers.get(started.worker) is started:
+            del self._workers[started.worker]
             # Closed at the end of the run: a call on a closed connection is no lost peer, but misuse.
             self._connections.append(started.connection)
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.processes))
@@ -188,14 +188,14 @@ class Fleet:
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in silent))
 
     async def close(self) -> None:
-        for started in self._members.values():
+        for started in self._workers.values():
             started.watch.cancel()
-        connections = [*self._connections, *(started.connection for started in self._members.values())]
+        connections = [*self._connections, *(started.connection for started in self._workers.values())]
         await asyncio.gather(*(connection.close() for connection in connections))
 
-    async def _watch(self, member: Member, processes: list[Process]) -> None:
+    async def _watch(self, worker: WorkerId, processes: list[Process]) -> None:
         _, detail = await self._first_end(processes)
-        self.losses.put_nowait(Loss(member=member, detail=detail))
+        self.failures.put_nowait(ProcessFailure(worker=worker, detail=detail))
 
     async def _first_end(self, processes: list[Process]) -> tuple[str, str]:
         waits = {asyncio.ensure_future(process.wait()): process for process in processes}
@@ -227,7 +227,7 @@ class Fleet:
         entry: str,
         config: msgspec.Struct,
         start_timeout_s: float,
-        place: str = HERE,
+        bundle: str = HERE,
         devices: Sequence[int] = (),
     ) -> Process:
         return await self._launcher.start(
@@ -235,7 +235,7 @@ class Fleet:
                 name=name,
                 entry=entry,
                 config=msgspec.Raw(msgspec.json.encode(config)),
-                place=place,
+                bundle=bundle,
                 devices=list(devices),
                 env=ONE_THREAD,
                 start_timeout_s=start_timeout_s,

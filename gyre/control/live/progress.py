@@ -5,7 +5,7 @@ Trainers need no watch of this kind: every call on them has a deadline (`cells`)
 
 import asyncio
 
-from gyre.control.base import Loss
+from gyre.control.base import ProcessFailure
 from gyre.control.live.processes import Fleet, Started
 from gyre.core.clock import Clock
 from gyre.core.errors import GyreError
@@ -50,8 +50,8 @@ class EngineWatch:
                 idle_s = self._seen[engine].observe(now, status)
                 if idle_s >= self._stall_s and engine in self._fleet.engines():
                     what = "did not answer" if status is None else f"produced nothing for {status.running} requests"
-                    loss = Loss(member=engine.member, detail=f"it {what} in {idle_s:.0f} s")
-                    self._fleet.losses.put_nowait(loss)
+                    failure = ProcessFailure(worker=engine.worker, detail=f"it {what} in {idle_s:.0f} s")
+                    self._fleet.failures.put_nowait(failure)
 
     async def _status(self, engine: Started) -> EngineStatus | None:
         try:

@@ -147,7 +147,7 @@ class Run:
     def _environment(self, fleet: Fleet, cells: LiveCells, state: ControlState) -> Environment:
         config = self._config
         tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
-        most_idle = config.scheduler.B * config.scheduler.N
+        most_idle = config.scheduler.groups_per_step * config.scheduler.executions_per_group
         return Environment(
             clock=self._clock,
             queries=ShuffledQueries(list(tasks), config.seed),

@@ -19,10 +19,10 @@ from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOC
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 
-from gyre.core.routing import Routing
+from gyre.core.expert_routing import ExpertRouting
 from gyre.engines.local import attention, handoff, kv
 from gyre.engines.local.config import LocalEngineConfig
-from gyre.engines.local.routing import RoutingMemory
+from gyre.engines.local.expert_routing import ExpertRoutingMemory
 from gyre.engines.local.sampling import Sampler
 
 
@@ -37,13 +37,13 @@ class Produced(msgspec.Struct, kw_only=True):
     version: int
     finished: bool
     error: str | None
-    routing: Routing | None
+    routing: ExpertRouting | None
 
 
 class TrackingScheduler(FIFOScheduler):  # type: ignore[misc]
     """First come, first served; knows what the prefix cache served, and can start running requests over."""
 
-    routing: RoutingMemory | None = None
+    routing: ExpertRoutingMemory | None = None
 
     def reset(self) -> None:
         super().reset()
@@ -201,13 +201,13 @@ class Batcher:
         processor.model_runner._sample = sampler.draw_into
         self._scheduler: TrackingScheduler = processor.scheduler
         self._router.scheduler = self._scheduler
-        if config.tell_routing:
+        if config.replay_routing:
             self._keep_routing(model, processor)
         with torch.inference_mode():
             self._manager.start()
 
     def _keep_routing(self, model: Any, processor: Any) -> None:
-        routing = self._scheduler.routing = RoutingMemory(model, self._allocator)
+        routing = self._scheduler.routing = ExpertRoutingMemory(model, self._allocator)
         forward = processor._generation_step
 
         def step(model: Any) -> None:

@@ -116,7 +116,7 @@ class LocalEngine:
         require_open(self._batcher is None, self._version, self._paused)
         assert self._batcher is not None
         vocabulary = self._model.config.vocab_size
-        require_fit(request, self._ids, self._limit, vocabulary, self._config.tell_routing)
+        require_fit(request, self._ids, self._limit, vocabulary, self._config.replay_routing)
         return self._batcher, min(request.max_new_tokens, self._limit - len(request.input_ids))
 
     async def abort(self, request_id: str) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
 
-from gyre.engines.local.routing import RoutingMemory
+from gyre.engines.local.expert_routing import ExpertRoutingMemory
 
 
-def layout(allocator: Any, routing: RoutingMemory | None) -> str:
+def layout(allocator: Any, routing: ExpertRoutingMemory | None) -> str:
     """Two engines can exchange blocks when these are equal."""
     kv = f"{allocator.tokens_per_page} tokens, {allocator.bytes_per_block} bytes, {allocator.cache_dtype}"
     return kv if routing is None else f"{kv}, {routing.bytes_per_block} bytes of experts"
 
 
-def take(allocator: Any, routing: RoutingMemory | None, input_ids: list[int]) -> torch.Tensor:
+def take(allocator: Any, routing: ExpertRoutingMemory | None, input_ids: list[int]) -> torch.Tensor:
     """Blocks of the longest prefix of `input_ids` that is in memory, copied: bytes [blocks, bytes of a block]."""
     # The search leaves out the last token, whose logits a request needs: any one token more makes it search all.
     blocks = allocator.match_prefix_blocks([*input_ids, 0])
@@ -27,7 +27,9 @@ def take(allocator: Any, routing: RoutingMemory | None, input_ids: list[int]) ->
     return copied if routing is None else torch.cat((copied, routing.blocks(blocks)), dim=1)
 
 
-def put(allocator: Any, routing: RoutingMemory | None, input_ids: list[int], blocks: torch.Tensor) -> tuple[int, int]:
+def put(
+    allocator: Any, routing: ExpertRoutingMemory | None, input_ids: list[int], blocks: torch.Tensor
+) -> tuple[int, int]:
     """Stores blocks of the prefix of `input_ids` that are not here yet, as far as memory is free; evicts nothing.
     Returns how many blocks of the prefix are in memory then, and how many of them came now."""
     pool, ledger, size = allocator.pool, allocator.ledger, allocator.tokens_per_page

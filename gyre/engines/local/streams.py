@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 
+from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.records import FinishReason
-from gyre.core.routing import Routing, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk
 from gyre.engines.local.batching import Produced
@@ -25,7 +25,7 @@ class RequestStream:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._routing: list[Routing] = []
+        self._routing: list[ExpertRouting] = []
         self._prompt_digest: bytes | None = None
         self._cached = 0
         self._first = True

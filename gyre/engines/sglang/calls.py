@@ -6,7 +6,7 @@ import uuid
 from gyre.engines.base import GenerateChunk, GenerateRequest
 
 
-class Call:
+class ServerCall:
     """`gate` is open while segments may run. `segment` is the id of the one at the server, of fixed length: SGLang
     aborts every request whose id *starts* with the one it is given."""
 

@@ -19,9 +19,9 @@ from gyre.core.errors import GyreError, NotReady, PeerLost, WeightsUnavailable
 from gyre.core.tokens import TokenIds
 from gyre.engines.admission import require_fit, require_open
 from gyre.engines.base import EngineStatus, GenerateChunk, GenerateRequest, KvRef, PauseMode
-from gyre.engines.sglang.calls import Call
+from gyre.engines.sglang.calls import ServerCall
 from gyre.engines.sglang.client import Refused, SglangClient
-from gyre.engines.sglang.publication import Load, Publication
+from gyre.engines.sglang.publication import Load, WeightUpdate
 from gyre.engines.sglang.weights import ModelDirs
 from gyre.engines.sglang.wire import SegmentReader
 from gyre.transport.base import WeightRef
@@ -36,21 +36,21 @@ class SglangEngine:
         self,
         client: SglangClient,
         models: ModelDirs,
-        publication: Publication,
+        publication: WeightUpdate,
         max_context: int,
         control_timeout_s: float,
-        tell_routing: bool = False,
+        replay_routing: bool = False,
     ) -> None:
-        """`tell_routing`: whether the server was started for it. Raises ConfigError for a model of unknown experts."""
+        """`replay_routing`: the server was started for it. Raises ConfigError for a model of unknown experts."""
         self._client = client
-        self._experts = models.experts() if tell_routing else None
+        self._experts = models.experts() if replay_routing else None
         self._models = models
         self._publication = publication
         self._limit = min(max_context, models.positions)
         self._control_timeout_s = control_timeout_s
         self._changing = asyncio.Lock()
         """Pauses, updates and releases happen one after another."""
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, ServerCall] = {}
         """Running requests by the caller's id."""
         self._open = True
         """Whether segments may start."""
@@ -63,7 +63,7 @@ class SglangEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]:
         self._admit(request)
-        call = Call(request, self._limit)
+        call = ServerCall(request, self._limit)
         self._calls[request.request_id] = call
         if self._open:
             call.gate.set()
@@ -77,7 +77,7 @@ class SglangEngine:
             driver.cancel()
             await asyncio.gather(driver, return_exceptions=True)
 
-    async def _drive(self, call: Call) -> None:
+    async def _drive(self, call: ServerCall) -> None:
         """Runs segments until the call has an end. A task of its own, so that a slow reader delays no pause."""
         try:
             finished = False
@@ -93,7 +93,7 @@ class SglangEngine:
             self._calls.pop(call.request.request_id, None)
             call.end()
 
-    async def _segment(self, call: Call) -> bool:
+    async def _segment(self, call: ServerCall) -> bool:
         """Whether the call has ended with it."""
         model = None if call.routing_from is None else self._experts
         segment, reader = call.begin_segment(), SegmentReader(call.input_ids, self._version, model)
@@ -119,7 +119,7 @@ class SglangEngine:
                 await asyncio.shield(asyncio.ensure_future(self._abandon(segment)))
             call.end_segment()
 
-    def _body(self, call: Call, segment: str) -> dict[str, Any]:
+    def _body(self, call: ServerCall, segment: str) -> dict[str, Any]:
         sampling = call.request.sampling
         routing = {"return_routed_experts": True, "routed_experts_start_len": call.routing_from}
         return {
@@ -144,14 +144,14 @@ class SglangEngine:
         calls = [self._calls[request_id]] if request_id in self._calls else []
         await self._abort(list(self._calls.values()) if request_id == "" else calls)
 
-    async def _abort(self, calls: list[Call]) -> None:
+    async def _abort(self, calls: list[ServerCall]) -> None:
         for call in calls:
             call.aborted = True
             call.gate.set()
         await self._end_segments(calls)
         await asyncio.gather(*(call.ended.wait() for call in calls))
 
-    async def _end_segments(self, calls: list[Call]) -> None:
+    async def _end_segments(self, calls: list[ServerCall]) -> None:
         """Returns when none of `calls` has a segment at the server."""
         try:
             async with asyncio.timeout(self._control_timeout_s):

@@ -20,7 +20,7 @@ Load = Callable[[], Awaitable[None]]
 PeerLost; what the server holds then is not known."""
 
 
-class Publication(Protocol):
+class WeightUpdate(Protocol):
     def offered(self, ref: WeightRef) -> contextlib.AbstractAsyncContextManager[Load]:
         """The version, verified, for as long as the context lives. Raises WeightsUnavailable when the snapshot is
         gone, damaged or of another model, PeerLost."""
@@ -28,7 +28,7 @@ class Publication(Protocol):
 
 
 class FromDisk:
-    """`Publication`: the server loads the snapshot's file in place, with SGLang's own loader on every rank."""
+    """`WeightUpdate`: the server loads the snapshot's file in place, with SGLang's own loader on every rank."""
 
     def __init__(self, client: SglangClient, models: ModelDirs, transport: WeightTransport) -> None:
         self._client = client

@@ -29,7 +29,7 @@ _CPU: Arguments = {
 }
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class SglangServer(msgspec.Struct, frozen=True, kw_only=True):
     """A running server: where it answers, the bearer secret it wants, its process."""
 
     url: str
@@ -43,7 +43,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.asynccontextmanager
-async def serving(config: SglangEngineConfig, model_dir: Path, private: Path) -> AsyncIterator[Server]:
+async def serving(config: SglangEngineConfig, model_dir: Path, private: Path) -> AsyncIterator[SglangServer]:
     """Runs the server of `model_dir` and yields it when it answers. `private` is a directory that only we can read.
 
     Raises ConfigError when there is no such interpreter, GyreError when the server does not come up in time."""
@@ -58,7 +58,7 @@ async def serving(config: SglangEngineConfig, model_dir: Path, private: Path) ->
     if shutil.which(config.python) is None:
         raise ConfigError(f"sglang engine: python = {config.python} is not there; name SGLang's interpreter")
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, env=env)
-    server = Server(url=f"http://127.0.0.1:{port}", secret=secret, process=process)
+    server = SglangServer(url=f"http://127.0.0.1:{port}", secret=secret, process=process)
     try:
         await _until_ready(server, config.start_timeout_s)
         yield server
@@ -93,13 +93,13 @@ def arguments(config: SglangEngineConfig, model_dir: Path, port: int, secret: st
     }
     if config.kv_tokens is not None:
         fixed["max-total-tokens"] = config.kv_tokens
-    if config.tell_routing:
+    if config.replay_routing:
         fixed["enable-return-routed-experts"] = True
     # The memory saver needs CUDA; without it `release` frees nothing.
     return fixed | (_CPU if cpu else {"enable-memory-saver": True}) | config.args
 
 
-async def _until_ready(server: Server, timeout_s: float) -> None:
+async def _until_ready(server: SglangServer, timeout_s: float) -> None:
     headers = {"Authorization": f"Bearer {server.secret}"}
     try:
         async with asyncio.timeout(timeout_s), httpx.AsyncClient(base_url=server.url, headers=headers) as http:

@@ -14,7 +14,7 @@ import msgspec
 from safetensors import safe_open
 
 from gyre.core.errors import ConfigError, WeightsUnavailable
-from gyre.core.routing import Routing, expert_count, sparse_layers
+from gyre.core.expert_routing import ExpertRouting, expert_count, sparse_layers
 from gyre.transport.base import WeightRef, WeightTransport
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin")
@@ -48,7 +48,7 @@ class ModelDirs:
         """Longest context of the model; very large when it does not say."""
         return int(self._config.get("max_position_embeddings") or 1 << 30)
 
-    def experts(self) -> Routing:
+    def experts(self) -> ExpertRouting:
         """The shape of a token's experts, without positions. Raises ConfigError when the model is not Qwen3-MoE."""
         config = self._config
         if config.get("model_type") != "qwen3_moe":
@@ -56,7 +56,7 @@ class ModelDirs:
                 f"sglang engine: the experts of a {config.get('model_type')} model cannot be told; "
                 "set trainer.replay_routing = false"
             )
-        return Routing(config["num_hidden_layers"], config["num_experts_per_tok"], expert_count(config), b"")
+        return ExpertRouting(config["num_hidden_layers"], config["num_experts_per_tok"], expert_count(config), b"")
 
     def serving(self) -> Path:
         """The directory that the server starts with: no end-of-sequence ids, so that only a request's own stop it."""

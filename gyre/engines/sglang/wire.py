@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from gyre.core.errors import GyreError, InvariantViolation, PromptMismatch
+from gyre.core.expert_routing import ExpertRouting, id_type
 from gyre.core.records import FinishReason
-from gyre.core.routing import Routing, id_type
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk
 
@@ -48,7 +48,7 @@ class Event(msgspec.Struct):
     error: dict[str, object] | None = None
 
 
-def read_experts(told: str, model: Routing) -> Routing:
+def read_experts(told: str, model: ExpertRouting) -> ExpertRouting:
     """`model` is of the model's shape, without positions. Raises InvariantViolation when what was told is not."""
     try:
         choices = np.frombuffer(base64.b64decode(told), "<i4").reshape(-1, model.layers, model.chosen)
@@ -65,7 +65,7 @@ class SegmentReader:
     A segment is one request at the server, whole under one version: the engine lets none live through an update. So
     every token's version is known when it arrives, and the spans in the last event must say the same."""
 
-    def __init__(self, input_ids: list[int], version: int, model: Routing | None = None) -> None:
+    def __init__(self, input_ids: list[int], version: int, model: ExpertRouting | None = None) -> None:
         """`model`: the shape of the experts that were asked for, without positions."""
         self._input_ids = input_ids
         self._model = model

@@ -12,7 +12,7 @@ from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
 from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.engines.sglang.engine import SglangEngine
-from gyre.engines.sglang.publication import FromDisk, Publication
+from gyre.engines.sglang.publication import FromDisk, WeightUpdate
 from gyre.engines.sglang.sender import WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
@@ -34,7 +34,7 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
             _publication(config, context, client, models) as publication,
         ):
             engine = SglangEngine(
-                client, models, publication, config.max_context, config.control_timeout_s, config.tell_routing
+                client, models, publication, config.max_context, config.control_timeout_s, config.replay_routing
             )
             if config.weights is not None:
                 await engine.update_weights(config.weights)
@@ -47,7 +47,7 @@ async def main(config: SglangEngineConfig, context: WorkerContext) -> None:
 @contextlib.asynccontextmanager
 async def _publication(
     config: SglangEngineConfig, context: WorkerContext, client: SglangClient, models: ModelDirs
-) -> AsyncIterator[Publication]:
+) -> AsyncIterator[WeightUpdate]:
     if not config.sender:
         transport = open_transport(config.transport, config.transport_root, context.name, context.host)
         yield FromDisk(client, models, transport)

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gyre.chat.canonical import BILLING_PREFIX, drop_billing
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.base import (
     Delta,
     RequestFacts,
@@ -23,8 +25,6 @@ from gyre.proxy.dialects.base import (
 )
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, Fault
-from gyre.trajectory.canonical import BILLING_PREFIX, drop_billing
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 
 SIGNATURE = "gyre"
 """Clients drop or rewrite thinking without a signature; any constant keeps it."""
@@ -231,9 +231,9 @@ def _system(system: str | list[_Block]) -> tuple[str, tuple[str, ...]]:
     return join_text(drop_billing(blocks)), transport
 
 
-def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
+def _read_tools(raw: msgspec.Raw, where: str) -> tuple[Tool, ...]:
     tools = []
-    for tool in decode(raw, list[_Tool], place):
+    for tool in decode(raw, list[_Tool], where):
         if not tool.input_schema and (tool.type or "").startswith(_FOR_CLAUDE_ONLY):
             raise CallError(Fault.INVALID, f"tools.{tool.name}: type {tool.type!r} needs an input_schema here.")
         # A typed tool without a schema is run by Anthropic's servers; the policy cannot use it.
@@ -243,8 +243,8 @@ def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _read_message(raw: msgspec.Raw, place: str) -> tuple[Message, ...]:
-    return tuple(_messages(decode(raw, _Message, place)))
+def _read_message(raw: msgspec.Raw, where: str) -> tuple[Message, ...]:
+    return tuple(_messages(decode(raw, _Message, where)))
 
 
 def _messages(message: _Message) -> Iterator[Message]:

@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from gyre.chat.conversation import MAX_DEPTH, Conversation, Message, ToolCall, is_shallow
 from gyre.core.records import FinishReason
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.errors import CallError, Fault
-from gyre.trajectory.conversation import MAX_DEPTH, Conversation, Message, ToolCall, is_shallow
 
 T = TypeVar("T")
 
@@ -131,8 +131,8 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _SECRET_HEADERS = frozenset({"authorization", "x-api-key", "cookie", "proxy-authorization"})
 
 
-def decode(body: bytes | msgspec.Raw, kind: type[T], place: str = "") -> T:
-    """Parses a request body, or the part of it at `place`, into a wire struct.
+def decode(body: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
+    """Parses a request body, or the part of it at `where`, into a wire struct.
 
     JavaScript harnesses cut strings inside surrogate pairs and send the lone half as an escape: it is replaced, like
     Node's own UTF-8 encoder would. Everything else that is not JSON of the right shape raises CallError (INVALID).
@@ -140,17 +140,17 @@ def decode(body: bytes | msgspec.Raw, kind: type[T], place: str = "") -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except RecursionError:
-        raise _too_deep(place) from None
+        raise _too_deep(where) from None
     except msgspec.DecodeError as error:
         if isinstance(error, msgspec.ValidationError) or rb"\ud" not in bytes(body).lower():
-            raise _invalid(place, error) from None
+            raise _invalid(where, error) from None
     try:
         clean = _without_lone_surrogates(json.loads(bytes(body), parse_constant=_refuse_constant))
         return msgspec.json.decode(json.dumps(clean, ensure_ascii=False), type=kind)
     except RecursionError:
-        raise _too_deep(place) from None
+        raise _too_deep(where) from None
     except ValueError as error:
-        raise _invalid(place, error) from None
+        raise _invalid(where, error) from None
 
 
 _NO_WISHES = frozenset(
@@ -171,12 +171,12 @@ def wishes(body: bytes) -> bytes:
     return identity(_canonical.encode({name: value for name, value in wished.items() if value is not None}))
 
 
-def _invalid(place: str, error: Exception) -> CallError:
-    return CallError(Fault.INVALID, f"Invalid request: {place}{': ' if place else ''}{error}.")
+def _invalid(where: str, error: Exception) -> CallError:
+    return CallError(Fault.INVALID, f"Invalid request: {where}{': ' if where else ''}{error}.")
 
 
-def _too_deep(place: str) -> CallError:
-    return CallError(Fault.INVALID, f"Invalid request: {place}{': ' if place else ''}JSON is nested too deeply.")
+def _too_deep(where: str) -> CallError:
+    return CallError(Fault.INVALID, f"Invalid request: {where}{': ' if where else ''}JSON is nested too deeply.")
 
 
 def _refuse_constant(name: str) -> None:
@@ -193,13 +193,13 @@ def _without_lone_surrogates(value: Any) -> Any:
     return value
 
 
-def check_depth(value: Any, place: str) -> None:
+def check_depth(value: Any, where: str) -> None:
     """Raises CallError when a free-form JSON value is nested deeper than templates can render."""
     if not is_shallow(value):
-        raise CallError(Fault.INVALID, f"Invalid request: {place} is nested deeper than {MAX_DEPTH} levels.")
+        raise CallError(Fault.INVALID, f"Invalid request: {where} is nested deeper than {MAX_DEPTH} levels.")
 
 
-def parse_arguments(text: str, place: str) -> dict[str, Any] | str:
+def parse_arguments(text: str, where: str) -> dict[str, Any] | str:
     """Arguments of an echoed call: an object, or the text itself when it is not one."""
     if not text.strip():
         return {}
@@ -209,7 +209,7 @@ def parse_arguments(text: str, place: str) -> dict[str, Any] | str:
         return text
     if not isinstance(value, dict):
         return text
-    check_depth(value, place)
+    check_depth(value, where)
     return value
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.base import (
     NOTHING,
     Delta,
@@ -25,7 +26,6 @@ from gyre.proxy.dialects.base import (
 from gyre.proxy.dialects.memo import Memo, identity
 from gyre.proxy.dialects.openai import Content, error_object, texts
 from gyre.proxy.errors import CallError, Fault
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 
 
 class _Function(msgspec.Struct):
@@ -186,8 +186,8 @@ def _wire_call(call: ToolCall, arguments: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
-    declarations: list[_Tool] | None = decode(raw, _TOOLS, place)
+def _read_tools(raw: msgspec.Raw, where: str) -> tuple[Tool, ...]:
+    declarations: list[_Tool] | None = decode(raw, _TOOLS, where)
     tools = []
     for tool in declarations or []:
         declared = tool.function
@@ -196,10 +196,10 @@ def _read_tools(raw: msgspec.Raw, place: str) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def _read_message(raw: msgspec.Raw, place: str) -> Message:
-    message = decode(raw, _Message, place)
+def _read_message(raw: msgspec.Raw, where: str) -> Message:
+    message = decode(raw, _Message, where)
     if message.function_call is not None:
-        raise CallError(Fault.INVALID, f"{place}.function_call: not supported; use tool_calls.")
+        raise CallError(Fault.INVALID, f"{where}.function_call: not supported; use tool_calls.")
     text = join_text([*texts(message.content), message.refusal or ""])
     if message.role == "tool":
         return Message(role="tool", text=text, tool_call_id=message.tool_call_id)

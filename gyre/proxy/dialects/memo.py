@@ -47,24 +47,24 @@ class Memo:
         self._recent: _Known = {}
         self._older: _Known = {}
 
-    def read(self, reader: Reader[T], raw: msgspec.Raw, place: str) -> Element[T]:
-        """`reader(raw, place)`, or what it returned for these bytes before. When it raises, nothing is remembered."""
+    def read(self, reader: Reader[T], raw: msgspec.Raw, where: str) -> Element[T]:
+        """`reader(raw, where)`, or what it returned for these bytes before. When it raises, nothing is remembered."""
         key = (reader, xxh3_128_digest(raw, self._secret))
-        return self._recent.get(key) or self._read(key, raw, place)
+        return self._recent.get(key) or self._read(key, raw, where)
 
-    def read_each(self, reader: Reader[T], raws: Iterable[msgspec.Raw], place: str) -> list[Element[T]]:
+    def read_each(self, reader: Reader[T], raws: Iterable[msgspec.Raw], where: str) -> list[Element[T]]:
         """`read` for every element of a list. Nearly all of a long history is known."""
         elements = []
         for index, raw in enumerate(raws):
             key = (reader, xxh3_128_digest(raw, self._secret))
-            elements.append(self._recent.get(key) or self._read(key, raw, f"{place}[{index}]"))
+            elements.append(self._recent.get(key) or self._read(key, raw, f"{where}[{index}]"))
         return elements
 
-    def _read(self, key: tuple[Reader[T], bytes], raw: msgspec.Raw, place: str) -> Element[T]:
+    def _read(self, key: tuple[Reader[T], bytes], raw: msgspec.Raw, where: str) -> Element[T]:
         reader, _ = key
         element = self._older.get(key)
         if element is None:
-            value = reader(raw, place)
+            value = reader(raw, where)
             canonical = _canonical.encode(value)
             element = Element(value, blake2b(canonical, digest_size=16).digest(), len(canonical))
         self._recent[key] = element

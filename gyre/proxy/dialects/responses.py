@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.base import (
     NOTHING,
     RequestFacts,
@@ -24,7 +25,6 @@ from gyre.proxy.dialects.openai import Content, Part, error_object, texts
 from gyre.proxy.dialects.responses_items import envelope, finished, output_items
 from gyre.proxy.dialects.responses_stream import ResponsesStream
 from gyre.proxy.errors import CallError, Fault
-from gyre.trajectory.conversation import Conversation, Message, Tool, ToolCall
 
 
 class _Item(msgspec.Struct):
@@ -124,8 +124,8 @@ class _Declared(msgspec.Struct, frozen=True):
     """Only of tools that are not plain functions."""
 
 
-def _read_tools(raw: msgspec.Raw, place: str) -> _Declared:
-    declarations: list[_Tool] | None = decode(raw, _TOOLS, place)
+def _read_tools(raw: msgspec.Raw, where: str) -> _Declared:
+    declarations: list[_Tool] | None = decode(raw, _TOOLS, where)
     declared = list(_tools(declarations or [], ""))
     forms = {tool.name: form for tool, form in declared if form != ToolForm()}
     return _Declared(tuple(tool for tool, _ in declared), forms)
@@ -157,8 +157,8 @@ class _Said(msgspec.Struct, frozen=True):
 _Element = ToolCall | _Said | Message
 
 
-def _read_item(raw: msgspec.Raw, place: str) -> _Element:
-    item = decode(raw, _Item, place)
+def _read_item(raw: msgspec.Raw, where: str) -> _Element:
+    item = decode(raw, _Item, where)
     match item.type:
         case "function_call":
             return ToolCall(item.call_id, item.name, parse_arguments(item.arguments, f"function call {item.call_id}"))
@@ -175,9 +175,9 @@ def _read_item(raw: msgspec.Raw, place: str) -> _Element:
             role: Literal["user", "system"] = "user" if item.role == "user" else "system"
             return Message(role=role, text=join_text(texts(item.content)))
         case "message":
-            raise CallError(Fault.INVALID, f"{place}: message role {item.role!r} is not supported.")
+            raise CallError(Fault.INVALID, f"{where}: message role {item.role!r} is not supported.")
         case _:
-            raise CallError(Fault.INVALID, f"{place}: item type {item.type!r} is not supported.")
+            raise CallError(Fault.INVALID, f"{where}: item type {item.type!r} is not supported.")
 
 
 def _messages(elements: Iterable[_Element]) -> Iterator[Message]:

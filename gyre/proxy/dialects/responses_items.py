@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from gyre.chat.conversation import Message, ToolCall
 from gyre.proxy.dialects.base import RequestFacts, ToolForm, TurnEnd, TurnHead, Usage, arguments_text
-from gyre.trajectory.conversation import Message, ToolCall
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gyre.scheduling.order import Fifo, LaunchOrder, LongestFirst
 from gyre.simulation.experiment import Layout, simulate
-from gyre.simulation.paper.rows import ROWS, Row
+from gyre.simulation.paper.rows import ROWS, TableRow
 from gyre.simulation.workload import HOUR, Workload, WorkloadParams
 
 
@@ -44,9 +44,13 @@ def order_hours(
     config = msgspec.structs.replace(row.config(steps=steps), launch_order=launch_order)
     layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)
     return [
-        simulate(config, layout, params, seed=seed, order=predicted_order(params, seed, config.N, log_error)).step_ends[
-            -1
-        ]
+        simulate(
+            config,
+            layout,
+            params,
+            seed=seed,
+            order=predicted_order(params, seed, config.executions_per_group, log_error),
+        ).step_ends[-1]
         for seed in seeds
     ]
 
@@ -58,15 +62,15 @@ def paired_gain(hours: Sequence[float], base: Sequence[float]) -> tuple[float, f
     return statistics.mean(gains), error
 
 
-def work_bound(params: WorkloadParams, row: Row, seed: int, steps: int = 12) -> float:
+def work_bound(params: WorkloadParams, row: TableRow, seed: int, steps: int = 12) -> float:
     """Hours in which all nodes, never idle and always at the reference load, could do the work of the trained groups.
 
     An execution holds its slot from launch to close; the trained groups are taken to be the first steps·B.
     """
     config = row.config(steps=steps)
-    workload = Workload(params, seed, config.N)
+    workload = Workload(params, seed, config.executions_per_group)
     slot_seconds = work = 0.0
-    for group in range(steps * config.B):
+    for group in range(steps * config.groups_per_step):
         draw = workload.draw(group)
         work += draw.work
         for harness, unresolved in zip(draw.harness_s, draw.unresolved, strict=True):

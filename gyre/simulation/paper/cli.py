@@ -23,13 +23,14 @@ def table1(seeds: int = 20, json_out: Path | None = None) -> dict[str, Any]:
     started = time.monotonic()
     result = experiments.table1(WorkloadParams(), seeds)
     print(f"12 steps of NL2RepoBench, 122B, 32 nodes, E[d] = 1.5; {seeds} seeds; hours")
-    print(f"{'row':4}{'policy':10}{'stream':8}{'(φ, μ)':10}{'hours':>8}{'± sd':>7}{'paper':>8}{'diff':>8}", end="")
+    print(f"{'row':4}{'mode':10}{'stream':8}{'(φ, μ)':10}{'hours':>8}{'± sd':>7}{'paper':>8}{'diff':>8}", end="")
     print(f"{'/ E0':>7}{'paper':>7}")
     base = ROWS["E0"].hours
     for name, entry in result["rows"].items():
         row = ROWS[name]
+        point = f"({row.extra_dispatch:g}, {row.steps_per_burst})"
         print(
-            f"{name:4}{row.policy:10}{'on' if row.streaming else 'off':8}{f'({row.phi:g}, {row.mu})':10}"
+            f"{name:4}{row.mode:10}{'on' if row.streaming else 'off':8}{point:10}"
             f"{entry['hours']:8.2f}{entry['sd']:7.2f}{entry['paper']:8.2f}{entry['hours'] / entry['paper'] - 1:8.1%}"
             f"{entry['ratio_to_E0']:7.3f}{row.hours / base:7.3f}"
         )

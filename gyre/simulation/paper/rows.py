@@ -6,7 +6,7 @@ import msgspec
 
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
-from gyre.scheduling.config import PolicyName, SchedulerConfig
+from gyre.scheduling.config import ModeName, SchedulerConfig
 from gyre.simulation.experiment import Layout, simulate
 from gyre.simulation.stats import RunStats
 from gyre.simulation.workload import WorkloadParams
@@ -15,12 +15,12 @@ EXECUTIONS_PER_NODE = 36
 """144 per cell of four nodes (paper §6.1), for pools and coarse cells alike."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    policy: PolicyName
+    mode: ModeName
     streaming: bool
-    phi: float
-    mu: int
+    extra_dispatch: float
+    steps_per_burst: int
     cells: int
     nodes: int
     """Per cell."""
@@ -28,32 +28,39 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     """The paper's total for 12 steps."""
 
-    def config(self, *, steps: int, B: int = 32, N: int = 16, per_node: float = EXECUTIONS_PER_NODE) -> SchedulerConfig:
+    def config(
+        self,
+        *,
+        steps: int,
+        groups_per_step: int = 32,
+        executions_per_group: int = 16,
+        per_node: float = EXECUTIONS_PER_NODE,
+    ) -> SchedulerConfig:
         return SchedulerConfig(
-            policy=self.policy,
-            B=B,
-            N=N,
-            mu=self.mu,
-            phi=self.phi,
-            K=self.cells,
-            C_e=round(self.nodes * per_node),
-            C_s=round(self.pool_nodes * per_node),
+            mode=self.mode,
+            groups_per_step=groups_per_step,
+            executions_per_group=executions_per_group,
+            steps_per_burst=self.steps_per_burst,
+            extra_dispatch=self.extra_dispatch,
+            cells=self.cells,
+            cell_capacity=round(self.nodes * per_node),
+            pool_capacity=round(self.pool_nodes * per_node),
             streaming=self.streaming,
             max_steps=steps,
         )
 
 
-def _row(name: str, policy: PolicyName, streaming: bool, point: tuple[float, int], cells: str, hours: float) -> Row:
+def _row(name: str, mode: ModeName, streaming: bool, point: tuple[float, int], cells: str, hours: float) -> TableRow:
     """`cells` reads "cells×nodes+pool"."""
     phi, mu = point
     shape, _, pool = cells.partition("+")
     count, _, nodes = shape.partition("×")
-    return Row(
+    return TableRow(
         name=name,
-        policy=policy,
+        mode=mode,
         streaming=streaming,
-        phi=phi,
-        mu=mu,
+        extra_dispatch=phi,
+        steps_per_burst=mu,
         cells=int(count),
         nodes=int(nodes),
         pool_nodes=int(pool or 0),
@@ -61,7 +68,7 @@ def _row(name: str, policy: PolicyName, streaming: bool, point: tuple[float, int
     )
 
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, TableRow] = {
     row.name: row
     for row in (
         _row("A0", "async", False, (1.5, 1), "1×16+16", 25.08),
@@ -79,7 +86,7 @@ ROWS: dict[str, Row] = {
 }
 
 
-def find_row(name: str) -> Row:
+def find_row(name: str) -> TableRow:
     """Raises ConfigError for an unknown row."""
     if name not in ROWS:
         raise ConfigError(f"There is no row {name!r} in Table 1; allowed: {', '.join(ROWS)}.")
@@ -87,7 +94,7 @@ def find_row(name: str) -> Row:
 
 
 def run_row(
-    row: Row, params: WorkloadParams, *, seed: int, steps: int, readers: tuple[Callable[[Event], None], ...] = ()
+    row: TableRow, params: WorkloadParams, *, seed: int, steps: int, readers: tuple[Callable[[Event], None], ...] = ()
 ) -> RunStats:
     """A row on the modelled workload."""
     layout = Layout(cell_nodes=row.nodes, pool_nodes=row.pool_nodes)

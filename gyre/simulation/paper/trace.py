@@ -12,8 +12,8 @@ from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.simulation.clock import VirtualClock, run_virtual
-from gyre.simulation.executions import FixedExecutions
-from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, Row
+from gyre.simulation.executions import FixedExecutions, Graders
+from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, TableRow
 from gyre.simulation.stats import RunStats
 from gyre.simulation.synthetic import CellTimes, MemoryJournal, SimCells, SimMaterializer, equal_parts
 from gyre.simulation.workload import HOUR
@@ -26,13 +26,13 @@ MAX_HOURS = 1e6
 class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides; None keeps what the row says."""
 
-    B: int = 32
-    phi: float | None = None
-    mu: int | None = None
+    groups_per_step: int = 32
+    extra_dispatch: float | None = None
+    steps_per_burst: int | None = None
     streaming: bool | None = None
     dispatch: Literal["boundary", "continuous"] = "boundary"
-    rho_min: float = 0.125
-    tau_s: float = 60.0
+    min_supply: float = 0.125
+    supply_wait_s: float = 60.0
     publication_s: Seconds = 60.0
     to_training_s: Seconds = 8.52
     to_rollout_s: Seconds = 3.46
@@ -41,6 +41,10 @@ class TraceParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     nodes_per_cell: Positive | None = None
     pool_nodes: int | None = None
     micro_steps: Positive = 4
+    grading_s: Seconds = 0.0
+    """Of a grader, after every execution."""
+    graders: Positive | None = None
+    """Gradings at a time; None: no execution waits for one."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,12 +93,12 @@ def load_trace(path: Path) -> Trace:
     return trace
 
 
-def trace_row(trace: Trace, row: Row) -> Row:
+def trace_row(trace: Trace, row: TableRow) -> TableRow:
     """The row with the file's overrides."""
     params = trace.params
     changes = {
-        "phi": params.phi,
-        "mu": params.mu,
+        "extra_dispatch": params.extra_dispatch,
+        "steps_per_burst": params.steps_per_burst,
         "streaming": params.streaming,
         "cells": params.cells,
         "nodes": params.nodes_per_cell,
@@ -103,15 +107,23 @@ def trace_row(trace: Trace, row: Row) -> Row:
     return msgspec.structs.replace(row, **{key: value for key, value in changes.items() if value is not None})
 
 
-def trace_config(trace: Trace, row: Row, steps: int) -> SchedulerConfig:
+def trace_config(trace: Trace, row: TableRow, steps: int) -> SchedulerConfig:
     params = trace.params
-    config = row.config(steps=steps, B=params.B, N=len(trace.dur[0]), per_node=params.executions_per_node)
+    config = row.config(
+        steps=steps,
+        groups_per_step=params.groups_per_step,
+        executions_per_group=len(trace.dur[0]),
+        per_node=params.executions_per_node,
+    )
     return require(
-        msgspec.structs.replace(config, dispatch=params.dispatch, rho_min=params.rho_min, tau_s=params.tau_s), "params"
+        msgspec.structs.replace(
+            config, dispatch=params.dispatch, min_supply=params.min_supply, supply_wait_s=params.supply_wait_s
+        ),
+        "params",
     )
 
 
-def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
+def replay(trace: Trace, row: TableRow, steps: int) -> TraceResult:
     """Runs the controller on the trace; group g uses entry g modulo the number of entries."""
     row = trace_row(trace, row)
     config = trace_config(trace, row, steps)
@@ -129,7 +141,7 @@ def replay(trace: Trace, row: Row, steps: int) -> TraceResult:
         environment = Environment(
             clock,
             _Numbers(),
-            FixedExecutions(clock, seconds),
+            FixedExecutions(clock, seconds, lambda _: params.grading_s, Graders(clock, params.graders)),
             SimMaterializer(lambda group: equal_parts(trace.work[group.group % groups] * HOUR, params.micro_steps)),
             SimCells(clock, times, row.nodes),
             MemoryJournal(stats.read),

@@ -13,7 +13,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch.nn.functional import scaled_dot_product_attention
 
 from gyre.training.megatron.flex import attend_flex, tree_mask
-from gyre.training.megatron.nodes import Node
+from gyre.training.megatron.nodes import TreeStretch
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """q [1, heads, T, dim], k and v [1, groups, T, dim], scale of the scores → [1, heads, T, dim]."""
@@ -28,7 +28,7 @@ class NodeParams(PackedSeqParams):  # type: ignore[misc]
     To Megatron the pack is one packed sequence of T tokens whose rotary angles are given for every token.
     """
 
-    def __init__(self, nodes: tuple[Node, ...], device: torch.device) -> None:
+    def __init__(self, nodes: tuple[TreeStretch, ...], device: torch.device) -> None:
         length = nodes[-1].end
         bounds = torch.tensor([0, length], dtype=torch.int32, device=device)
         super().__init__(
@@ -37,7 +37,7 @@ class NodeParams(PackedSeqParams):  # type: ignore[misc]
         self.attend = attention_over(nodes, device)
 
 
-def attention_over(nodes: tuple[Node, ...], device: torch.device) -> Attend:
+def attention_over(nodes: tuple[TreeStretch, ...], device: torch.device) -> Attend:
     """What attends over a pack on this device; made once a pack and used in every layer."""
     if device.type == "cpu":
         return partial(attend_flash, nodes)
@@ -67,7 +67,7 @@ class NodeAttention(torch.nn.Module):
 
 
 def attend_masked(
-    nodes: tuple[Node, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    nodes: tuple[TreeStretch, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """The plain form that the others must equal: for each node one call over the keys of ancestors and node together.
     Runs on every device; tests and `benchmarks/gpu_check.py` compare with it."""
@@ -89,7 +89,7 @@ def attend_masked(
 
 
 def attend_flash(
-    nodes: tuple[Node, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    nodes: tuple[TreeStretch, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """On a CPU, without masks and without copies of ancestors' keys: each ancestor range
     is attended to on its own and the partial results are merged by their log-sum-exp, as in ring attention."""
@@ -101,7 +101,7 @@ class _NodeFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[Node, ...], scale: float
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[TreeStretch, ...], scale: float
     ) -> torch.Tensor:
         out = torch.empty_like(q)
         lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, reduce_from_tensor_model_parallel_region
 from torch.nn.functional import grouped_mm, linear, silu
 
-from gyre.core.routing import sparse_layers
+from gyre.core.expert_routing import sparse_layers
 
 
 @dataclass(frozen=True)

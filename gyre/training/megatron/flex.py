@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from gyre.training.megatron.nodes import Node
+from gyre.training.megatron.nodes import TreeStretch
 
 BLOCK = 128
 
@@ -26,7 +26,7 @@ def attend_flex(mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     return out
 
 
-def tree_mask(nodes: Sequence[Node], device: torch.device) -> BlockMask:
+def tree_mask(nodes: Sequence[TreeStretch], device: torch.device) -> BlockMask:
     """The mask of a pack. `nodes` are in depth-first order and cover [0, T)."""
     last = last_descendants(nodes)
     blocks = -(-len(last) // BLOCK)
@@ -50,7 +50,7 @@ def tree_mask(nodes: Sequence[Node], device: torch.device) -> BlockMask:
     )
 
 
-def last_descendants(nodes: Sequence[Node]) -> npt.NDArray[np.int64]:
+def last_descendants(nodes: Sequence[TreeStretch]) -> npt.NDArray[np.int64]:
     """For every token the end of the subtree of its node, [T]."""
     last = np.empty(nodes[-1].end, dtype=np.int64)
     for node in nodes:

@@ -24,7 +24,7 @@ from gyre.core.errors import ConfigError
 from gyre.training.config import require_trainable
 from gyre.training.megatron.attention import NodeAttention, NodeParams
 from gyre.training.megatron.experts import ExpertSizes, SparseMlp, expert_sizes
-from gyre.training.megatron.pack import Pack
+from gyre.training.megatron.forward_batch import ForwardBatch
 
 LOGIT_CHUNK = 2**25
 """Logits that exist at one time (128 MiB in fp32); more targets are processed chunk by chunk and recomputed in the
@@ -126,7 +126,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         are filled like all other parameters."""
         return False
 
-    def forward(self, pack: Pack) -> torch.Tensor:
+    def forward(self, pack: ForwardBatch) -> torch.Tensor:
         """log π of every target, [U], fp32, on the last stage; hidden states [T, 1, hidden] for the next one elsewhere.
 
         A later stage takes its input from `set_input_tensor`.

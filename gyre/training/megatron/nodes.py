@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Node:
+class TreeStretch:
     """Tokens [start, end) of a pack and the token ranges of all its ancestors, root first, adjacent ranges joined."""
 
     start: int

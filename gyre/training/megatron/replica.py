@@ -6,12 +6,12 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
 from gyre.core.errors import ConfigError, InvariantViolation
+from gyre.samples.microstep import Row
 from gyre.training.config import Precision
 from gyre.training.megatron import weights
+from gyre.training.megatron.forward_batch import ForwardBatch, pack_rows
 from gyre.training.megatron.model import build_model, read_config
-from gyre.training.megatron.pack import Pack, pack_rows
-from gyre.training.memory import Parking
-from gyre.trajectory.microstep import Row
+from gyre.training.offload import HostOffload
 
 
 class Replica:
@@ -40,18 +40,18 @@ class Replica:
         self.parameters: dict[str, torch.Tensor] = dict(self.model.named_parameters())
         self._share_prefixes = share_prefixes
         self._bfloat16 = precision == "bfloat16"
-        self._parking = Parking()
+        self._offload = HostOffload()
 
     @property
     def gradients(self) -> list[torch.Tensor]:
         """The flat fp32 gradient buffers; every parameter's gradient is a view into one of them."""
         return [buffer.grad_data for buffer in self.ddp.buffers + self.ddp.expert_parallel_buffers]
 
-    def pack(self, rows: Sequence[Row]) -> Pack:
+    def pack(self, rows: Sequence[Row]) -> ForwardBatch:
         """Lays rows out for one forward pass; it has no tokens when no row has targets."""
         return pack_rows(rows, self._share_prefixes, self.model.device, self._routing)
 
-    def forward(self, pack: Pack, activation: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, pack: ForwardBatch, activation: torch.Tensor | None = None) -> torch.Tensor:
         """One pipeline stage: log π of every target [U] on the last, activations [T, 1, hidden] elsewhere. Stages after
         the first take the activations of the one before."""
         if activation is not None:
@@ -93,11 +93,11 @@ class Replica:
 
     def sleep(self, keep_parameters: bool, optimizer_state: Sequence[torch.Tensor]) -> None:
         """Frees the gradient, and the parameters unless they are kept in host memory with the optimizer state."""
-        if self._parking.released:
+        if self._offload.released:
             raise InvariantViolation("the replica is already asleep")
-        self._parking.release(self.gradients, keep=False)
-        self._parking.release(self.parameters.values(), keep=keep_parameters)
-        self._parking.release(optimizer_state, keep=True)
+        self._offload.release(self.gradients, keep=False)
+        self._offload.release(self.parameters.values(), keep=keep_parameters)
+        self._offload.release(optimizer_state, keep=True)
 
     def wake(self) -> None:
-        self._parking.restore()
+        self._offload.restore()

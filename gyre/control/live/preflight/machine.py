@@ -1,43 +1,180 @@
-"""What the run needs of this machine: sandboxes, a free port, the interpreter of SGLang."""
+"""What the run needs of this machine: sandboxes, devices, memory, open files, a port, SGLang."""
 
+import os
+import resource
+import shutil
 import socket
+import subprocess
 
-from gyre.control.live.config import RunConfig
+import psutil
+
+from gyre.control.live.preflight.subject import Subject, read_model
+from gyre.control.live.preflight.tensors import parameters
 from gyre.core.errors import ConfigError
-from gyre.core.programs import first_line
-from gyre.engines.section import SglangSection
-from gyre.launch.local import LOOPBACK
-from gyre.launch.section import HereSection
+from gyre.core.programs import PROBE_TIMEOUT_S, first_line
+from gyre.engines.section import LocalSection, SglangSection
+from gyre.launch.local import LOOPBACK, SHARED_MEMORY
 from gyre.sandboxes.probe import check_bwrap, check_namespaces, check_socat
+from gyre.scheduling.config import capacity
+from gyre.transport.section import ShmSection
+
+RESERVED_FILES = 512
+"""Open files of a process beside those of executions: libraries, database, engines."""
+FILES_PER_EXECUTION = 8
+"""Connections that a harness keeps to its proxy worker."""
+PROCESS_BYTES = 100 * 2**20
+"""The least that a worker process takes before it holds anything of the model."""
+TRAINING_BYTES, SERVING_BYTES = 16, 4
+"""Per parameter: weights, gradient and two moments in fp32 in the core's trainer; weights of an engine on the CPU."""
 
 
-def check_sandboxes(config: RunConfig) -> None:  # noqa: ARG001
+def check_sandboxes(subject: Subject) -> None:  # noqa: ARG001
     """Whether a sandbox with its proxy socket starts."""
     for sandboxes_need in (check_bwrap, check_namespaces, check_socat):
         if not (found := sandboxes_need()).ok:
             raise ConfigError(f"sandboxes cannot start: {found.name}: {found.found}; {found.advice}")
 
 
-def check_engine(config: RunConfig) -> None:
+def check_engine(subject: Subject) -> None:
     """Whether `engine.python`, which only SGLang engines run, is an interpreter that has SGLang."""
-    if not isinstance(config.engine, SglangSection) or not isinstance(config.launch, HereSection):
+    engine = subject.config.engine
+    if not isinstance(engine, SglangSection) or not subject.here:
         return
-    python = config.engine.python
-    if first_line(python, "-c", "from importlib.metadata import version; print(version('sglang'))") is None:
+    if first_line(engine.python, "-c", "from importlib.metadata import version; print(version('sglang'))") is None:
         raise ConfigError(
-            f"engine.python = {python} is no interpreter that has SGLang; name the one of the environment "
+            f"engine.python = {engine.python} is no interpreter that has SGLang; name the one of the environment "
             "that it is installed in"
         )
 
 
-def check_port(config: RunConfig) -> None:
+def check_port(subject: Subject) -> None:
     """Whether the proxy can serve on the configured port."""
-    if not config.rollout.port:
+    port = subject.config.rollout.port
+    if not port:
         return
     try:
-        socket.create_server((LOOPBACK, config.rollout.port)).close()
+        socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
         raise ConfigError(
-            f"rollout.port = {config.rollout.port} cannot be used on {LOOPBACK} ({error.strerror}); "
+            f"rollout.port = {port} cannot be used on {LOOPBACK} ({error.strerror}); "
             "choose another one, or leave it out when only sandboxes need the proxy"
         ) from None
+
+
+def check_open_files(subject: Subject) -> None:
+    """Every process raises its soft limit to the hard one; whether that is enough for its connections."""
+    config = subject.config
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return
+    executions = -(-capacity(config.scheduler, 0) // config.rollout.proxy_workers)
+    workers = subject.engines + subject.trainers + config.rollout.proxy_workers
+    needed = RESERVED_FILES + FILES_PER_EXECUTION * max(executions, workers)
+    if hard < needed:
+        raise ConfigError(
+            f"the hard limit of open files is {hard} (ulimit -Hn) and a proxy worker with {executions} executions "
+            f"needs {needed}; raise it (ulimit -n, LimitNOFILE of systemd, docker run --ulimit nofile={needed}), "
+            "or set rollout.proxy_workers higher"
+        )
+
+
+def check_devices(subject: Subject) -> None:
+    """Whether the driver knows the GPUs that the configuration names."""
+    engine = subject.config.engine
+    named = [*subject.config.devices.ids, *([engine.sender_gpu] if engine.sender_gpu else [])]
+    if not named or not subject.here:
+        return
+    known = _gpus()
+    unknown = [device for device in named if not any(_names(device, gpu) for gpu in known)]
+    if unknown:
+        has = f"it has {', '.join(index for index, _ in known)}" if known else "nvidia-smi lists none here"
+        raise ConfigError(
+            f"devices.ids or engine.sender_gpu names GPU {unknown[0]!r}, which this machine does not have ({has}); "
+            "name those that nvidia-smi lists, or leave [devices] out to run on the CPU"
+        )
+
+
+def check_memory(subject: Subject) -> None:
+    """The least that all processes need together, against what the machine has at all. Raises ConfigError."""
+    if not subject.here:
+        return
+    config = subject.config
+    total = psutil.virtual_memory().total
+    counts = {
+        "rollout.proxy_workers": config.rollout.proxy_workers,
+        "scheduler.cells cells with their trainers": subject.trainers,
+        "engines": subject.engines,
+    }
+    what, most = max(counts.items(), key=lambda item: item[1])
+    if sum(counts.values()) * PROCESS_BYTES > total:
+        raise ConfigError(
+            f"{sum(counts.values())} processes ({what}: {most}) need more than the {_gib(total)} of memory of this "
+            "machine; lower their number"
+        )
+    cores = os.cpu_count() or 1
+    for key, threads in (("trainer.threads", config.trainer.threads), ("engine.threads", _engine_threads(subject))):
+        if threads > 4 * cores:
+            raise ConfigError(f"{key} = {threads} is far more than the {cores} cores of this machine; lower it")
+    if config.devices.ids:
+        return
+    described, sizes = read_model(config.policy.model)
+    numbers = parameters(described, sizes)
+    needed = numbers * (TRAINING_BYTES + SERVING_BYTES * (subject.engines > 0))
+    if needed > total:
+        raise ConfigError(
+            f"policy.model = {config.policy.model} has {numbers / 1e9:.1f} billion parameters; training on the CPU "
+            f"needs at least {_gib(needed)} and this machine has {_gib(total)}: choose a smaller model, or GPUs with "
+            "devices.ids"
+        )
+    if isinstance(config.engine, LocalSection):
+        heads = sizes.num_key_value_heads or sizes.num_attention_heads
+        head = sizes.head_dim or sizes.hidden_size // sizes.num_attention_heads
+        cache = config.engine.kv_blocks * config.engine.page_size * sizes.num_hidden_layers * heads * head * 2 * 4
+        if cache * max(subject.engines, 1) > total:
+            raise ConfigError(
+                f"engine.kv_blocks = {config.engine.kv_blocks} takes {_gib(cache)} in each of {subject.engines} "
+                f"engines and this machine has {_gib(total)}; lower it"
+            )
+
+
+def check_shared_memory(subject: Subject) -> None:
+    """Whether one published version fits where processes of one machine share weights."""
+    config = subject.config
+    if not isinstance(config.transport, ShmSection) or not SHARED_MEMORY.is_dir():
+        return
+    described, sizes = read_model(config.policy.model)
+    needed, free = parameters(described, sizes) * SERVING_BYTES, shutil.disk_usage(SHARED_MEMORY).free
+    if free < needed:
+        raise ConfigError(
+            f"{SHARED_MEMORY} has {_gib(free)} free and one version of the weights takes {_gib(needed)}; enlarge it "
+            "(mount -o remount,size=…, docker run --shm-size=…)"
+        )
+
+
+def _engine_threads(subject: Subject) -> int:
+    engine = subject.config.engine
+    return engine.threads if isinstance(engine, LocalSection) else 1
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """Index and UUID of each GPU, those of MIG instances as well; empty without a driver."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = []
+    for line in done.stdout.splitlines():
+        name, _, rest = line.strip().partition(":")
+        uuid = rest.rpartition("UUID:")[2].strip(" )")
+        found.append((name.removeprefix("GPU").strip() if name.startswith("GPU") else name, uuid))
+    return found
+
+
+def _names(device: str, gpu: tuple[str, str]) -> bool:
+    """As CUDA_VISIBLE_DEVICES names them: the index, or a unique beginning of the UUID."""
+    index, uuid = gpu
+    return device == index or (device.startswith(("GPU-", "MIG-")) and uuid.startswith(device))
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

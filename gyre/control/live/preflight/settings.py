@@ -1,21 +1,31 @@
 """Keys of a configuration that contradict each other; no file is read."""
 
+from gyre.chat.families import FAMILIES
 from gyre.control.live.config import RunConfig
+from gyre.control.live.preflight.subject import Subject
 from gyre.core.errors import ConfigError
 from gyre.launch import section as launch
 from gyre.launch.section import RaySection
 from gyre.scheduling.config import require
-from gyre.trajectory.families import FAMILIES
 from gyre.transport import section as transport
 from gyre.transport.section import ShmSection
 
+MOST_STEPS = 10**9
+"""More optimizer steps than anybody takes; beyond it a number was mistyped."""
+LEAST_TEMPERATURE = 0.01
+"""Logits and their gradients are divided by it; below, fp32 overflows or sampling is greedy, which explores nothing."""
+MOST_IN_FLIGHT = 1_000_000
+"""Executions that the controller keeps account of at one time; the paper's largest run has about 4,000."""
 
-def check(config: RunConfig) -> None:
+
+def check(subject: Subject) -> None:
     """Raises ConfigError naming the key."""
+    config = subject.config
     require(config.scheduler)
-    if config.policy.renderer not in FAMILIES:
+    _check_counts(config)
+    if config.policy.family not in FAMILIES:
         raise ConfigError(
-            f'policy.renderer = "{config.policy.renderer}" is no model family; use one of {", ".join(sorted(FAMILIES))}'
+            f'policy.family = "{config.policy.family}" is no model family; use one of {", ".join(sorted(FAMILIES))}'
         )
     budgets = config.harness.budgets
     if budgets.overall_s <= budgets.harness_s:
@@ -47,8 +57,48 @@ def check(config: RunConfig) -> None:
         _check_devices(config)
 
 
+def notes(subject: Subject) -> list[str]:
+    """What is allowed and may not be what was meant, a sentence each."""
+    scheduler = subject.config.scheduler
+    if scheduler.mode == "elastic" and scheduler.cells > 1 and scheduler.min_supply >= 1:
+        return [
+            f"scheduler.min_supply = {scheduler.min_supply:g} asks for {scheduler.groups_per_step} ready groups that "
+            "nobody has claimed, which a batch cannot offer once the core has claimed one: no satellite will join; lower it, "
+            "or set cells = 1"
+        ]
+    return []
+
+
+def _check_counts(config: RunConfig) -> None:
+    scheduler = config.scheduler
+    if scheduler.executions_per_group < 2:
+        raise ConfigError(
+            f"scheduler.executions_per_group = {scheduler.executions_per_group}: an advantage compares the "
+            "executions of a group, so one execution alone gives no signal; set it to 2 or more"
+        )
+    if scheduler.max_steps > MOST_STEPS:
+        raise ConfigError(f"scheduler.max_steps = {scheduler.max_steps} is more than {MOST_STEPS}; lower it")
+    if config.rollout.temperature < LEAST_TEMPERATURE:
+        raise ConfigError(
+            f"rollout.temperature = {config.rollout.temperature:g} divides logits and gradients until they overflow or "
+            f"sampling is greedy; it must be at least {LEAST_TEMPERATURE:g}"
+        )
+    if (flight := scheduler.depth * scheduler.executions_per_group) > MOST_IN_FLIGHT:
+        raise ConfigError(
+            f"scheduler.groups_per_step = {scheduler.groups_per_step}, executions_per_group = "
+            f"{scheduler.executions_per_group}, steps_per_burst = {scheduler.steps_per_burst} and extra_dispatch = "
+            f"{scheduler.extra_dispatch:g} put {flight} executions in flight; at most {MOST_IN_FLIGHT} are kept "
+            "account of, lower them"
+        )
+
+
 def _check_devices(config: RunConfig) -> None:
-    config.placement()
+    if any(not device.strip() for device in config.devices.ids):
+        raise ConfigError(
+            f"devices.ids = {config.devices.ids} has an empty name; name each GPU as nvidia-smi does, "
+            "or leave [devices] out to run on the CPU"
+        )
+    config.device_assignment()
     if config.engine.gpus and not config.devices.ids:
         raise ConfigError(
             "the engines run on GPUs and devices.ids lists none; name those of this machine, "

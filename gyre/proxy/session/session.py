@@ -1,0 +1,271 @@
+"""The session of one execution: its tree, its running calls, its retries (docs/architecture.md).
+
+A call is prepared, generated and committed. `begin` (prepare) and `TrajectoryTree.commit` are synchronous: between them
+nothing else runs, so the event loop is the lock, and generation holds none. A call that fails before a token was
+sampled changes nothing; what was sampled for an abandoned call is kept as an orphan, which no later call continues.
+
+A request is a new call unless it is the retry of one (`gyre.proxy.repeats`).
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from hashlib import blake2b
+
+from gyre.chat.conversation import Message, ToolCall
+from gyre.chat.render import RenderError
+from gyre.core.errors import GyreError
+from gyre.core.records import CallRecord, RoleClass
+from gyre.proxy.base import SessionSummary
+from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage, WireRequest
+from gyre.proxy.dialects.memo import Memo
+from gyre.proxy.errors import CallError, ContextOverflow, Fault
+from gyre.proxy.repeats import Repeats, asked
+from gyre.proxy.service import Service
+from gyre.proxy.session.call import Asked, ModelCall
+from gyre.proxy.session.generation import Generation
+from gyre.proxy.session.role_facts import call_facts, system_text
+from gyre.proxy.session.services import Services
+from gyre.trajectory.call import EmptyConversation, PreparedCall
+from gyre.trajectory.roles import Classification, RoleMarkers, classify
+from gyre.trajectory.tree import TrajectoryTree
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    def __init__(self, execution_id: str, markers: RoleMarkers, canned: Mapping[str, str], services: Services) -> None:
+        """`canned` maps model names that only auxiliary calls ask for to the text they are answered with."""
+        self.execution_id = execution_id
+        self.tree = TrajectoryTree(execution_id, services.renderer)
+        self.closed = False
+        self.counts: Counter[str] = Counter()
+        """calls, orphans, attached, replayed."""
+        self.memo = Memo()
+        """What its requests' histories said; see `Dialect.read`."""
+        self._markers = markers
+        self._canned = canned
+        self._services = services
+        self._tag = blake2b(execution_id.encode(), digest_size=4).hexdigest()
+        self._repeats = Repeats()
+        self._service = Service()
+        self._running: set[ModelCall] = set()
+        self._main_system = ""
+        self._callers: dict[str, str] = {}
+        """Tool calls of sub-agents: id → agent id."""
+        self._begun = 0
+        self._receiving = 0
+        self._drift: Counter[str] = Counter()
+        self._versions: set[int] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While the body of a request arrives. Raises CallError (BUSY) when too many do."""
+        if self._receiving >= self._services.bounds.running:
+            raise CallError(Fault.BUSY, f"{self._receiving} requests of this execution are arriving.", retry_after_s=1)
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
+
+    def begin(self, wire: WireRequest, dialect: str) -> ModelCall:
+        """The call that this request is: a new one, or the one that it repeats. Raises CallError, having changed
+        nothing, when it cannot be served."""
+        if self.closed:
+            raise CallError(Fault.CLOSED, "This execution has ended; its session serves no more calls.")
+        kind = self._classify(wire)
+        request = asked(wire, kind)
+        known = self._repeats.find(request.key, wire.facts.headers)
+        if known is not None:
+            self.counts["replayed" if known.finished else "attached"] += 1
+            return known
+        try:
+            return self._begin(wire, kind, request, dialect)
+        except CallError as error:
+            self._repeats.refused(request.key)
+            self._service.failed(request, error)
+            raise
+
+    def _begin(self, wire: WireRequest, kind: Classification, request: Asked, dialect: str) -> ModelCall:
+        if self.running >= self._services.bounds.running:
+            raise CallError(Fault.BUSY, f"{self.running} calls of this execution are running.", retry_after_s=1)
+        prepared = self._prepare(wire, kind)
+        canned = self._canned.get(wire.facts.model) if kind.role is RoleClass.AUXILIARY else None
+        limit = self._services.bounds.new_tokens(prepared.input_len, wire.facts.max_tokens)
+        if limit < 1 and canned is None:
+            raise ContextOverflow(prepared.input_len, self._services.bounds.max_context)
+        call = ModelCall(self._head(wire, prepared), request)
+        self._repeats.add(call)
+        if canned is not None:
+            _answer(call, canned)
+        else:
+            call.on_abandoned = lambda: self._stop(call, CallError(Fault.CLOSED, "The call was abandoned."))
+            call.task = asyncio.create_task(self._run(call, prepared, wire, limit, dialect))
+            call.task.add_done_callback(lambda task: self._ended(call, task))
+            self._running.add(call)
+        return call
+
+    def count_tokens(self, wire: WireRequest) -> int:
+        """Prompt tokens of the call that this request would be."""
+        return self._prepare(wire, self._classify(wire)).input_len
+
+    async def close(self) -> SessionSummary:
+        """Serves no call from now on; running ones become orphans. Returns when every record is stored. Idempotent."""
+        self.closed = True
+        tasks = [call.task for call in self._running if call.task is not None]
+        for call in list(self._running):
+            self._stop(call, CallError(Fault.CLOSED, "This execution has ended."))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._repeats.clear()
+        self._services.router.forget(self.execution_id)
+        return SessionSummary(
+            execution_id=self.execution_id,
+            calls=self.counts["calls"],
+            orphans=self.counts["orphans"],
+            retries_attached=self.counts["attached"],
+            retries_replayed=self.counts["replayed"],
+            drift=dict(self._drift),
+            max_staleness_versions=max(self._versions, default=0) - min(self._versions, default=0),
+            failed_calls=dict(self._service.failed_calls),
+            unserved=self._service.unserved,
+            cut_answers=self._service.cut_answers,
+            last_answer=self._service.last_answer,
+        )
+
+    def _classify(self, wire: WireRequest) -> Classification:
+        return classify(self._markers, call_facts(wire, self._main_system, self._markers, self._callers))
+
+    def _prepare(self, wire: WireRequest, kind: Classification) -> PreparedCall:
+        bounds = self._services.bounds
+        if (least := bounds.least_tokens(wire.size)) > bounds.max_context:
+            raise ContextOverflow(least, bounds.max_context)
+        try:
+            return self.tree.prepare(wire.conversation, role=kind.role, agent_id=kind.agent_id)
+        except EmptyConversation as error:
+            raise CallError(Fault.INVALID, str(error)) from error
+        except RenderError as error:
+            raise CallError(Fault.INTERNAL, str(error), final=True) from error
+
+    def _head(self, wire: WireRequest, prepared: PreparedCall) -> TurnHead:
+        self._begun += 1
+        return TurnHead(
+            id=f"{self._tag}_{self._begun}",
+            model=wire.facts.model,
+            created=int(time.time()),
+            prompt_tokens=prepared.input_len,
+        )
+
+    async def _run(self, call: ModelCall, prepared: PreparedCall, wire: WireRequest, limit: int, dialect: str) -> None:
+        services = self._services
+        parser = services.renderer.stream(wire.conversation.tools)
+        generation = Generation(parser, services.clock, services.coalesce_s)
+        pieces = services.router.generate(
+            self.execution_id,
+            prepared.prompt,
+            limit,
+            services.sampling,
+            prepared.routing_from if services.replay_routing else None,
+        )
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    for delta in generation.add(piece):
+                        call.emit(delta)
+            # From here on the answer is whole: it is recorded whether somebody still waits for it or not.
+            call.settling = True
+            record = await self._commit(call, prepared, generation, wire, dialect)
+            self._service.answered(call.asked, record.finish)
+        except (CallError, asyncio.CancelledError) as error:
+            call.settling = True
+            if generation.tokens:
+                await self._record(call, prepared, generation, None, dialect)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._service.failed(call.asked, error)
+            self._stop(call, error)
+        except GyreError as error:
+            log.exception("call %s of execution %s failed", call.head.id, self.execution_id)
+            failure = CallError(Fault.INTERNAL, f"{type(error).__name__}: {error}")
+            self._service.failed(call.asked, failure)
+            self._stop(call, failure)
+        except Exception:
+            self._service.failed(call.asked, CallError(Fault.INTERNAL, "The proxy failed."))
+            raise
+
+    async def _commit(
+        self, call: ModelCall, prepared: PreparedCall, generation: Generation, wire: WireRequest, dialect: str
+    ) -> CallRecord:
+        for delta in generation.end():
+            call.emit(delta)
+        turn = generation.turn
+        calls = [ToolCall(f"call_{call.head.id}_{i}", c.name, c.arguments) for i, c in enumerate(turn.good_calls)]
+        message = Message(role="assistant", text=turn.text, reasoning=turn.reasoning, tool_calls=tuple(calls))
+        record = await self._record(call, prepared, generation, message, dialect)
+        if prepared.role is RoleClass.MAIN and not self._main_system:
+            self._main_system = system_text(wire)
+        if prepared.agent_id:
+            self._callers.update((call.id, prepared.agent_id) for call in calls)
+        usage = Usage(prompt=call.head.prompt_tokens, output=generation.tokens, cached=generation.cached_tokens)
+        call.emit(TurnEnd(message=message, finish=record.finish, usage=usage))
+        return record
+
+    async def _record(
+        self, call: ModelCall, prepared: PreparedCall, generation: Generation, emitted: Message | None, dialect: str
+    ) -> CallRecord:
+        """`emitted` None: an orphan."""
+        record = self.tree.commit(
+            prepared,
+            generation.sample(),
+            emitted,
+            call_id=call.head.id,
+            trainable=emitted is not None,
+            dialect=dialect,
+            started_at=generation.started_at,
+            finished_at=self._services.clock.now(),
+            flags=["orphan"] if emitted is None else generation.turn.flags,
+        )
+        self.counts["orphans" if emitted is None else "calls"] += 1
+        self._drift.update(record.drift)
+        self._versions.update(record.output_versions)
+        try:
+            await self._services.sink.put(record)
+        except BaseException:
+            # Later records would refer to one that nobody can read.
+            self.closed = True
+            raise
+        return record
+
+    def _stop(self, call: ModelCall, error: CallError) -> None:
+        """Ends a call that is not settling; a repeat of it will be a new call."""
+        if call.settling and call.task is not asyncio.current_task():
+            return
+        self._repeats.drop(call)
+        if call.task is not asyncio.current_task() and call.task is not None:
+            if self._services.router.waits(self.execution_id):
+                self._service.waited_in_vain(call.asked)
+            call.task.cancel()
+        if not call.done:
+            call.fail(error)
+
+    def _ended(self, call: ModelCall, task: asyncio.Task[None]) -> None:
+        self._running.discard(call)
+        if not call.done:
+            cause = "cancelled" if task.cancelled() else repr(task.exception())
+            log.error("call %s of execution %s ended without an answer: %s", call.head.id, self.execution_id, cause)
+            self._repeats.drop(call)
+            call.fail(CallError(Fault.INTERNAL, "The proxy could not complete this call."))
+
+
+def _answer(call: ModelCall, text: str) -> None:
+    """A canned answer: nothing is sampled and nothing recorded."""
+    call.emit(Delta(text=text))
+    usage = Usage(prompt=call.head.prompt_tokens, output=0)
+    call.emit(TurnEnd(message=Message(role="assistant", text=text), finish="stop", usage=usage))
