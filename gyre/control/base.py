@@ -146,7 +146,7 @@ class EssentialLost(GyreError):
 
 
 class Cells(Protocol):
-    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different training_cells may run
+    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different workers may run
     concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
 
     Every method raises WorkerLost when a worker that it needs died or missed its deadline: its own, or the core's
@@ -181,9 +181,9 @@ class Cells(Protocol):
         ...
 
     async def update(self, training_cells: int) -> UpdateStats:
-        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises GroupBroken
-        when a satellite did not take part: the core's own gradient is intact, and no satellite's counts any more until
-        it enters training again."""
+        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises
+        GroupBroken when a satellite did not take part: the core's own gradient is intact, and no satellite's counts
+        until it enters training again."""
         ...
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:

@@ -60,7 +60,7 @@ class Boundary:
             self._dispatcher.fill()
         state.sample()
 
-    async def pass_loss(self, last: bool) -> None:
+    async def pass_core_failure(self, last: bool) -> None:
         """From the return of a lost core to the next burst: all cells return to rollout and load the version that the
         run goes on from. Raises LineBroken, or WorkerLost, when the core is lost again."""
         state = self._state

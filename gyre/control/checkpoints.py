@@ -20,7 +20,7 @@ class Checkpoints:
         """`tasks` gets the tasks that save: a failure of theirs ends the run, and its end waits for them."""
         self._state = state
         self._recovery = recovery
-        self._cells = members.cells
+        self._cells = recovery.cells
         self._tasks = tasks
         self._written: asyncio.Task[None] | None = None
         self._before: int | None = None

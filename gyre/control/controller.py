@@ -11,24 +11,25 @@ Who runs, what each waits for, and who wakes it. Every change of the shared stat
     launcher            of the run         a queued execution and a free slot       dispatch, closed executions, roles,
                         `dispatch.py`      while an engine is alive                 engines that are back
     <execution id>      per execution      the execution's outcome                  `Executions`
-    queue              of the run         a cell waits in line, nothing is queued  claims, groups that became ready
+    micro-step queue    of the run        a cell waits in line, nothing is queued  claims, groups that became ready
                         `batches.py`       and a ready group may be taken
     cell <i>            per cell of the    a micro-step for its claim               the queue
                         training set, and
                         micro-step under
-                        way `workers.py`
-    joins               of the run         the policy wants one more cell, or a     waterlevel, supply and its timer,
+                        way `training_cell.py`
+    joins               of the run         the mode wants   one more cell, or a     waterlevel, supply and its timer,
                         `transitions.py`   cell in training is in no batch          trainers that are back
     core leaves         after a burst      its own acts; joins wait for it          (the serial lock of transitions)
     copy, checkpoint    per checkpoint     `Cells.checkpoint`, `checkpoint_written` `Cells`
-    losses              of the run         a process that ended or made no          `Cells.next_failure`
-                        `training_cells.py`       progress
-    replace <member>    per lost member    its owner has let go; a new process      `Cells.replace`
-    engines alive       of the run         no engine is alive                       losses, engines that are back
+    failures            of the run         a process that ended or made no          `Cells.next_failure`
+                        `recovery.py`      progress
+    replace <worker>    per lost worker    its owner has let go; a new process      `Cells.replace`
+    engines alive       of the run         no engine is alive                       failures, engines that are back
 
 Two locks order what more than one task does: a transition of a cell holds `Transitions._serial`; whoever changes the
 training set or updates holds `TrainingSet.window`. The tasks of executions, of cells and of checkpoints belong to one
-`TaskSupervisor` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is completed.
+`TaskSupervisor` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is
+completed.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
 from gyre.control.recovery import CORE, Owners, Recovery
 from gyre.control.rollout import Rollout
-from gyre.control.setbacks import Limits
+from gyre.control.setbacks import RecoveryLimits
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.steps import Steps
@@ -62,11 +63,11 @@ class Controller:
         config: SchedulerConfig,
         environment: Environment,
         initial: ControlState = FRESH,
-        limits: Limits = Limits(),
+        limits: RecoveryLimits = RecoveryLimits(),
         order: LaunchOrder | None = None,
         mode: Mode | None = None,
     ) -> None:
-        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names."""
+        """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
         state = self._state = SharedState(require(config), environment.clock, environment.journal, initial)
         mode = mode or make_mode(config)
         order = order or make_order(config.launch_order)

@@ -19,7 +19,7 @@ class Rollout:
     def __init__(self, state: SharedState, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._cells = workers.cells
+        self._cells = recovery.cells
         self._serving: set[int] = set()
         """Engines in the rollout role, alive or not."""
         self._admitting: list[int] = []

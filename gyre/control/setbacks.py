@@ -10,10 +10,10 @@ import msgspec
 from gyre.core.errors import GyreError
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When recovery gives up."""
 
-    futile_losses: int = 5
+    futile_failures: int = 5
     """Setbacks of one name in a row, and"""
     futile_s: float = 3600.0
     """the time since the first of them, after which the next one ends the run."""
@@ -32,7 +32,7 @@ class _Row(msgspec.Struct):
 
 
 class Setbacks:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RecoveryLimits) -> None:
         self._limits = limits
         self._rows: dict[str, _Row] = {}
 
@@ -44,7 +44,7 @@ class Setbacks:
             row = self._rows[name] = _Row(first=now, progress=progress)
         row.count += 1
         limits, seconds = self._limits, now - row.first
-        if row.count > limits.futile_losses and seconds >= limits.futile_s:
+        if row.count > limits.futile_failures and seconds >= limits.futile_s:
             raise GyreError(
                 f"{name} was lost {row.count} times in {seconds:.0f} s and nothing got on meanwhile, last: {detail}; "
                 "remove the cause, then continue with gyre train --resume"

@@ -1,8 +1,8 @@
 """The training loop: burst after burst, each of μ steps and a boundary. It decides when the run is over.
 
 The core's trainer may be lost at any moment. `Recovery` replaces it, and the new one goes back to its checkpoint
-(`TrainingSet.back`) while executions go on; the loop sees `SharedState.line_broken`, leaves what it was doing, and continues
-from there with `_continue`.
+(`TrainingSet.back`) while executions go on; the loop sees `SharedState.line_broken`, leaves what it was doing, and
+continues from there with `_continue`.
 """
 
 from gyre.control.base import WorkerLost
@@ -55,7 +55,7 @@ class TrainingLoop:
             # Until it is lost again.
             state.line_broken = False
             try:
-                await self._boundary.pass_loss(last=state.version >= max_steps)
+                await self._boundary.pass_core_failure(last=state.version >= max_steps)
             except (LineBroken, WorkerLost):
                 if not state.line_broken:
                     raise

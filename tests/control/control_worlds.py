@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gyre.control.base import Environment, ProcessFailure, Publication, Ticket, WorkerId, WorkerLost
 from gyre.control.controller import Controller
 from gyre.control.recovery import CORE
-from gyre.control.setbacks import Limits
+from gyre.control.setbacks import RecoveryLimits
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.core import events as ev
 from gyre.core.errors import GroupBroken
@@ -124,7 +124,7 @@ class RandomCells(SimCells):
 
     def _die_alone(self, member: WorkerId) -> None:
         if self._dies(member):
-            self._losses.put_nowait(ProcessFailure(member=member, detail=f"{member} ended"))
+            self._losses.put_nowait(ProcessFailure(worker=member, detail=f"{member} ended"))
 
     async def next_failure(self):
         return await self._losses.get()
@@ -189,13 +189,13 @@ class RandomCells(SimCells):
         return await super().checkpoint_written(version)
 
     async def update(self, training_cells):
-        await self._wait("update", members)
-        dead = [cell for cell in range(members) if self._dies(WorkerId("trainer", cell))]
+        await self._wait("update", training_cells)
+        dead = [cell for cell in range(training_cells) if self._dies(WorkerId("trainer", cell))]
         if 0 in dead:
             raise WorkerLost(CORE, "died")
         if dead:
             raise GroupBroken(f"cells {dead} did not take part")
-        return await super().update(members)
+        return await super().update(training_cells)
 
     async def publish(self, version, engines):
         failed = {cell: "died" for cell in engines if self._dies(WorkerId("engine", cell))}
@@ -269,7 +269,7 @@ class World:
                 self.journal,
             ),
             initial,
-            limits=Limits(futile_s=1e9),
+            limits=RecoveryLimits(futile_s=1e9),
         )
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:

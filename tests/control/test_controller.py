@@ -42,23 +42,23 @@ def config(**changes) -> SchedulerConfig:
 
 @st.composite
 def configs(draw) -> SchedulerConfig:
-    policy = draw(st.sampled_from(["elastic", "elastic", "async", "colocate", "coarse"]))
-    cells = 1 if policy in ("colocate", "coarse") else draw(st.integers(1, 4))
+    mode = draw(st.sampled_from(["elastic", "elastic", "async", "colocate", "coarse"]))
+    cells = 1 if mode in ("colocate", "coarse") else draw(st.integers(1, 4))
     pool = {"async": st.integers(3, 12), "coarse": st.integers(1, 9), "colocate": st.just(0)}
     batch = draw(st.integers(1, 4))
     mu = draw(st.integers(1, 3))
-    extra = 0 if policy == "colocate" else draw(st.integers(0, 4))
+    extra = 0 if mode == "colocate" else draw(st.integers(0, 4))
     room = draw(st.integers(3, 9))
     dispatch = draw(st.sampled_from(["boundary", "boundary", "continuous"]))
     chosen = SchedulerConfig(
-        policy=policy,
+        mode=mode,
         groups_per_step=batch,
         executions_per_group=draw(st.integers(1, 3)),
         steps_per_burst=mu,
         extra_dispatch=extra / batch,
         cells=cells,
         cell_capacity=room,
-        pool_capacity=draw(pool.get(policy, st.integers(0, 6))),
+        pool_capacity=draw(pool.get(mode, st.integers(0, 6))),
         min_supply=draw(st.sampled_from([0.1, 0.5, 1.0])),
         supply_wait_s=draw(st.sampled_from([0.0, 3.0, 60.0])),
         streaming=draw(st.booleans()),
@@ -213,7 +213,7 @@ class _DyingCore(RandomCells):
 
 class _SkippingCore(RandomCells):
     async def update(self, training_cells):
-        stats = await super().update(members)
+        stats = await super().update(training_cells)
         return type(stats)(version=stats.version + 1, grad_norm=0.0)
 
 
@@ -548,7 +548,7 @@ def test_a_run_that_ends_by_itself_leaves_nothing_at_work_also_when_it_is_interr
 
 def test_an_impossible_configuration_is_refused_before_anything_starts():
     world = World(config(mode="colocate"), seed=0)
-    with pytest.raises(ConfigError, match=r"scheduler\.K = 3 with policy colocate"):
+    with pytest.raises(ConfigError, match=r"scheduler\.cells = 3 with mode colocate"):
         world.run()
     assert world.journal.events == []
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.control.setbacks import Limits, Setbacks
+from gyre.control.setbacks import RecoveryLimits, Setbacks
 from gyre.core.errors import GyreError
 
-LIMITS = Limits(futile_losses=3, futile_s=100.0, pause_s=8.0)
+LIMITS = RecoveryLimits(futile_failures=3, futile_s=100.0, pause_s=8.0)
 
 
 def test_the_first_setback_waits_for_nothing_and_the_next_ones_double():
@@ -27,7 +27,7 @@ def test_the_run_is_given_up_only_after_many_setbacks_over_a_long_time_without_p
             progress += 1
             row = []
         row.append(now)
-        hopeless = len(row) > LIMITS.futile_losses and now - row[0] >= LIMITS.futile_s
+        hopeless = len(row) > LIMITS.futile_failures and now - row[0] >= LIMITS.futile_s
         if hopeless:
             with pytest.raises(GyreError, match=rf"^x was lost {len(row)} times .* last: gone; "):
                 setbacks.note("x", "gone", now, progress)
