@@ -63,8 +63,8 @@ def notes(subject: Subject) -> list[str]:
     if scheduler.mode == "elastic" and scheduler.cells > 1 and scheduler.min_supply >= 1:
         return [
             f"scheduler.min_supply = {scheduler.min_supply:g} asks for {scheduler.groups_per_step} ready groups that "
-            "nobody has claimed, which a batch cannot offer once the core has claimed one: no satellite will join; lower it, "
-            "or set cells = 1"
+            "nobody has claimed, which a batch cannot offer once the core has claimed one: no satellite will join; "
+            "lower it, or set cells = 1"
         ]
     return []
 
