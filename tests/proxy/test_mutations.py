@@ -40,7 +40,6 @@ CHAT: dict[str, Row] = {
     "escapes": (said(r'{"a": "\u00e9\/\ud83d\ude00"}'), said('{"a":"é/😀"}'), NONE),
     "floats": (said('{"a": 10000.0, "b": 2e3, "c": -0.0}'), said('{"a":10000,"b":2000,"c":0}'), {"args_form": 1}),
     "large integers": (said('{"a": 12345678901234567890}'), said('{"a":12345678901234567000}'), {"args_form": 1}),
-    "numbers beyond doubles": (said('{"a": 1e400}'), said('{"a":null}'), {"args_form": 1}),
     "integer-like keys": (said('{"b": 1, "10": 2, "2": 3}'), said('{"2":3,"10":2,"b":1}'), {"args_form": 1}),
     "duplicate keys": (said('{"a": 1, "a": 2}'), said('{"a":2}'), NONE),
     "key order": (said('{"content": "x", "path": "y"}'), said('{"path":"y","content":"x"}'), {"args_form": 1}),
