@@ -62,7 +62,7 @@ class Recovery:
         self._losses: Counter[tuple[WorkerId, int]] = Counter()
 
     def alive(self, part: Part, cell: int) -> bool:
-        return WorkerId(part, cell) not in self._down
+        return not self._down or WorkerId(part, cell) not in self._down
 
     async def attempt(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call of `Cells`. Raises WorkerLost when a worker is gone; its replacement is under way then,
