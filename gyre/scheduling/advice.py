@@ -16,65 +16,68 @@ def _groups(config: SchedulerConfig) -> list[str]:
     if config.executions_per_group > 1:
         return []
     return [
-        "scheduler.executions_per_group = 1: the advantage of an execution is relative to its group, so a group of one never has a "
-        "training signal; use N ≥ 2."
+        "scheduler.executions_per_group = 1: the advantage of an execution is relative to its group, so a group of one "
+        "never has a training signal; use at least 2."
     ]
 
 
 def _placement(config: SchedulerConfig) -> list[str]:
-    found: list[str] = []
     if config.mode == "async":
-        if config.cell_capacity:
-            found.append(
-                f"scheduler.cell_capacity = {config.cell_capacity} with mode async: cells of a fixed partition never serve executions, "
-                "so the value has no effect."
-            )
-        return found
-    if config.cells > 1 and config.supply_groups > config.groups_per_step - 1:
+        return _fixed(config)
+    found: list[str] = []
+    batch, flight = config.groups_per_step, _in_flight(config)
+    if config.cells > 1 and config.supply_groups > batch - 1:
         found.append(
-            f"scheduler.min_supply = {config.min_supply:g}: no satellite ever joins, because a cell may join only while the "
-            f"batch still has to take {config.supply_groups:g} groups, and the core takes the first of B = {config.groups_per_step} "
-            f"at once; use at most {(config.groups_per_step - 1) / config.groups_per_step:.3g}, for example 0.125."
+            f"scheduler.min_supply = {config.min_supply:g}: no satellite ever joins, because a cell may join only "
+            f"while the batch still has to take {config.supply_groups:g} groups, and the core takes the first of "
+            f"{batch} at once; use at most {(batch - 1) / batch:.3g}, for example 0.125."
         )
     if config.mode == "elastic" and config.cells == 1 and not config.pool_capacity:
+        extra = round(config.extra_dispatch * batch)
+        wasted = f", and the {extra} groups of extra_dispatch only make it wait" if extra else ""
         found.append(
-            "scheduler.cells = 1 with mode elastic and C_s = 0: the only cell trains only when no execution is left, so "
-            f"nothing overlaps{_wasted_extra(config)}; use more cells, or a pool."
+            "scheduler.cells = 1 with mode elastic and no pool: the only cell trains only when no execution is left, "
+            f"so nothing overlaps{wasted}; use more cells, or a pool."
         )
-    if config.mode != "colocate" and config.pool_capacity >= config.depth * config.executions_per_group:
+    if config.mode != "colocate" and config.pool_capacity >= flight:
         found.append(
-            f"scheduler.pool_capacity = {config.pool_capacity} serves all (φ+μ)·B·N = {config.depth * config.executions_per_group} executions that can be in "
-            "flight, so the cells serve nothing and only train; use mode async, or a smaller pool."
+            f"scheduler.pool_capacity = {config.pool_capacity} serves all {flight} executions that can be in flight, "
+            "so the cells serve nothing and only train; use mode async, or a smaller pool."
         )
     if config.mode == "elastic" and not config.streaming:
         found.append(
-            f"scheduler.streaming = false with mode elastic: cells join while groups become ready, but the first "
-            f"batch of a burst takes none before all {config.steps_per_burst * config.groups_per_step} are ready; use streaming = true."
+            "scheduler.streaming = false with mode elastic: cells join while groups become ready, but the first batch "
+            f"of a burst takes none before all {config.steps_per_burst * batch} are ready; use streaming = true."
         )
     return found
 
 
-def _wasted_extra(config: SchedulerConfig) -> str:
-    return (
-        f", and the {round(config.extra_dispatch * config.groups_per_step)} extra groups of φ only make it wait"
-        if config.extra_dispatch
-        else ""
-    )
+def _fixed(config: SchedulerConfig) -> list[str]:
+    if not config.cell_capacity:
+        return []
+    return [
+        f"scheduler.cell_capacity = {config.cell_capacity} with mode async: cells of a fixed partition never serve "
+        "executions, so the value has no effect."
+    ]
+
+
+def _in_flight(config: SchedulerConfig) -> int:
+    return config.depth * config.executions_per_group
 
 
 def _capacity(config: SchedulerConfig) -> list[str]:
     most = config.pool_capacity if config.mode == "async" else capacity(config, 0)
-    flight = config.depth * config.executions_per_group
+    flight = _in_flight(config)
     if most <= flight:
         return []
     return [
-        f"The rollout capacity of {most} is never full: at most (φ+μ)·B·N = {flight} executions are in flight, so "
-        f"{most - flight} places stay empty."
+        f"The rollout capacity of {most} is never full: at most {flight} executions are in flight, so {most - flight} "
+        "places stay empty."
     ]
 
 
 def _order(config: SchedulerConfig) -> list[str]:
-    if config.launch_order == "fifo" or launches_in(config) == config.launch_order:
+    if launches_in(config) == config.launch_order:
         return []
     count = waves(config)
     why = (
@@ -93,8 +96,8 @@ def _run(config: SchedulerConfig) -> list[str]:
     found: list[str] = []
     if config.steps_per_burst > config.max_steps:
         found.append(
-            f"scheduler.steps_per_burst = {config.steps_per_burst} is more than max_steps = {config.max_steps}: the weights are published once, "
-            "when the run is over."
+            f"scheduler.steps_per_burst = {config.steps_per_burst} is more than max_steps = {config.max_steps}: the "
+            "weights are published once, when the run is over."
         )
     bursts = -(-config.max_steps // config.steps_per_burst)
     if config.checkpoint_every > bursts > 1:

@@ -41,10 +41,10 @@ def test_a_sensible_configuration_gets_no_advice():
         ({"min_supply": 1.0}, "no satellite ever joins"),
         ({"min_supply": 0.95}, "use at most 0.875"),
         ({"executions_per_group": 1}, "never has a training signal"),
-        ({"cells": 1, "cell_capacity": 64}, "nothing overlaps, and the 4 extra groups of φ only make it wait"),
-        ({"pool_capacity": 400}, "serves all (φ+μ)·B·N = 80 executions"),
+        ({"cells": 1, "cell_capacity": 64}, "nothing overlaps, and the 4 groups of extra_dispatch only make it wait"),
+        ({"pool_capacity": 400}, "serves all 80 executions"),
         ({"streaming": False}, "takes none before all 16 are ready"),
-        ({"cell_capacity": 40}, "at most (φ+μ)·B·N = 80 executions are in flight, so 80 places stay empty"),
+        ({"cell_capacity": 40}, "at most 80 executions are in flight, so 80 places stay empty"),
         (
             {"launch_order": "longest_first", "cell_capacity": 20},
             "nearly all executions of a dispatched set start at once",

@@ -115,7 +115,7 @@ class Run:
             fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address)
             try:
                 await fleet.start()
-                await self._control(fleet, state, checkpoint)
+                await self._control(fleet, state)
             except (PeerLost, EssentialLost) as error:
                 # Whoever noticed it: the end of the proxy or the runner is told once, here.
                 loss = await _essential_loss(fleet)
@@ -127,15 +127,14 @@ class Run:
             finally:
                 await fleet.close()
 
-    async def _control(self, fleet: Fleet, state: ControlState, checkpoint: Checkpoint | None) -> None:
+    async def _control(self, fleet: Fleet, state: ControlState) -> None:
         """The controller and the watchers of one start."""
         config, clock, stall_s = self._config, self._clock, self._config.recovery.stall_s
         vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
         cells = LiveCells(fleet, self._run_dir, config, vocabulary)
-        await cells.start(checkpoint.path if checkpoint else None)
         tasks = load_tasks(config.tasks.root)
         order = make_order(config.scheduler, TaskFeatures(tasks))
-        environment = self._environment(fleet, cells, state, tasks)
+        environment = self._environment(fleet, cells, tasks)
         controller = Controller(config.scheduler, environment, state, config.limits(), order)
         await _first_of(
             controller.run(),
@@ -148,7 +147,7 @@ class Run:
         self._on_view(controller.view())
         await self._write_proxy_counters(fleet.proxy)
 
-    def _environment(self, fleet: Fleet, cells: LiveCells, state: ControlState, tasks: Sequence[Task]) -> Environment:
+    def _environment(self, fleet: Fleet, cells: LiveCells, tasks: Sequence[Task]) -> Environment:
         config = self._config
         paths = {task.name: task.path for task in tasks}
         most_idle = config.scheduler.groups_per_step * config.scheduler.executions_per_group
@@ -158,7 +157,7 @@ class Run:
             executions=LiveExecutions(
                 fleet.proxy, fleet.runner, paths, config.harness.name, config.harness.budgets, most_idle
             ),
-            materializer=LiveMaterializer(self._store, state, config.admission, config.trainer, config.seed),
+            materializer=LiveMaterializer(self._store, config.admission, config.trainer, config.seed),
             cells=cells,
             journal=self._journal,
         )
