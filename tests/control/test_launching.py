@@ -154,7 +154,7 @@ def test_what_cannot_work_is_refused_by_name(config: RunConfig, changes: dict[st
 
 def test_a_family_that_does_not_exist_is_refused_with_those_that_do(config: RunConfig) -> None:
     policy = msgspec.structs.replace(config.policy, family="qwen9")
-    with pytest.raises(ConfigError, match=r'renderer = "qwen9" is no model family; use one of .*qwen3,'):
+    with pytest.raises(ConfigError, match=r'family = "qwen9" is no model family; use one of .*qwen3,'):
         check(msgspec.structs.replace(config, policy=policy))
 
 

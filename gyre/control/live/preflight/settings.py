@@ -70,9 +70,9 @@ def notes(subject: Subject) -> list[str]:
     scheduler = subject.config.scheduler
     if scheduler.mode == "elastic" and scheduler.cells > 1 and scheduler.min_supply >= 1:
         return [
-            f"scheduler.min_supply = {scheduler.min_supply:g} asks for B = {scheduler.groups_per_step} ready groups that nobody has "
-            "claimed, which a batch cannot offer once the core has claimed one: no satellite will join; lower it, "
-            "or set K = 1"
+            f"scheduler.min_supply = {scheduler.min_supply:g} asks for {scheduler.groups_per_step} ready groups that "
+            "nobody has claimed, which a batch cannot offer once the core has claimed one: no satellite will join; "
+            "lower it, or set cells = 1"
         ]
     return []
 
@@ -81,8 +81,8 @@ def _check_counts(config: RunConfig) -> None:
     scheduler = config.scheduler
     if scheduler.executions_per_group < 2:
         raise ConfigError(
-            f"scheduler.executions_per_group = {scheduler.executions_per_group}: an advantage compares the executions of a group, so one execution alone "
-            "gives no signal; set it to 2 or more"
+            f"scheduler.executions_per_group = {scheduler.executions_per_group}: an advantage compares the "
+            "executions of a group, so one execution alone gives no signal; set it to 2 or more"
         )
     if scheduler.max_steps > MOST_STEPS:
         raise ConfigError(f"scheduler.max_steps = {scheduler.max_steps} is more than {MOST_STEPS}; lower it")
@@ -93,8 +93,10 @@ def _check_counts(config: RunConfig) -> None:
         )
     if (flight := scheduler.depth * scheduler.executions_per_group) > MOST_IN_FLIGHT:
         raise ConfigError(
-            f"scheduler.groups_per_step = {scheduler.groups_per_step}, N = {scheduler.executions_per_group}, mu = {scheduler.steps_per_burst} and phi = {scheduler.extra_dispatch:g} put "
-            f"{flight} executions in flight; at most {MOST_IN_FLIGHT} are kept account of, lower them"
+            f"scheduler.groups_per_step = {scheduler.groups_per_step}, executions_per_group = "
+            f"{scheduler.executions_per_group}, steps_per_burst = {scheduler.steps_per_burst} and extra_dispatch = "
+            f"{scheduler.extra_dispatch:g} put {flight} executions in flight; at most {MOST_IN_FLIGHT} are kept "
+            "account of, lower them"
         )
 
 
