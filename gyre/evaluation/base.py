@@ -28,7 +28,7 @@ class Preserved(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.sandbox.workspace}@sha256:{self.digest}"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class GradingLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one grading of a task's tests."""
 
     timeout_s: float
@@ -65,12 +65,12 @@ class Evaluator(Protocol):
     uses_grader: bool
     """Whether it takes one of the runner's graders while it works."""
 
-    async def assess(self, work: Preserved, task: Task, limits: Limits, log: Path) -> Assessment:
+    async def assess(self, work: Preserved, task: Task, limits: GradingLimits, log: Path) -> Assessment:
         """One assessment, not designated; what the evaluator says is appended to `log`."""
         ...
 
     async def settle(
-        self, work: Preserved, task: Task, failed: Assessment, limits: Limits, log: Path
+        self, work: Preserved, task: Task, failed: Assessment, limits: GradingLimits, log: Path
     ) -> Assessment | None:
         """The assessment of work over which this evaluator `failed` again and again, when that is the work's fault;
         None when it is not, or cannot be known."""

@@ -21,7 +21,7 @@ import msgspec
 
 from gyre.core.clock import Clock
 from gyre.core.errors import ConfigError
-from gyre.evaluation.base import GraderFailed, Limits, Preserved, Verdict
+from gyre.evaluation.base import GraderFailed, GradingLimits, Preserved, Verdict
 from gyre.evaluation.config import HookSection
 from gyre.evaluation.reward import InvalidReward, read_reward
 from gyre.evaluation.settling import Grader
@@ -63,7 +63,7 @@ class Hook(Grader):
         """Of the function's name and its module's source."""
         return self._version
 
-    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: Limits, log: Path) -> Verdict:  # noqa: ARG002
+    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:  # noqa: ARG002
         await remove_tree(root)
         try:
             (root / "app").mkdir(parents=True)

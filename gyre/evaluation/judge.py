@@ -24,7 +24,7 @@ from gyre.core.clock import Clock, SystemClock
 from gyre.core.records import Assessment
 from gyre.core.text import storable
 from gyre.evaluation.artifact import UNREAD
-from gyre.evaluation.base import Limits, Preserved, Verdict
+from gyre.evaluation.base import GradingLimits, Preserved, Verdict
 from gyre.evaluation.config import JudgeSection
 from gyre.evaluation.evidence import changed_files
 from gyre.evaluation.settling import assessment
@@ -69,7 +69,7 @@ class Judge:
         """Tokens of the run, read and written."""
         return self._spent
 
-    async def assess(self, work: Preserved, task: Task, limits: Limits, log: Path) -> Assessment:  # noqa: ARG002
+    async def assess(self, work: Preserved, task: Task, limits: GradingLimits, log: Path) -> Assessment:  # noqa: ARG002
         started = self._clock.now()
         key = hashlib.sha256(json.dumps([self._version, work.digest, task.instruction]).encode()).hexdigest()
         kept = _read(self._kept / f"{key}.json") if work.digest != UNREAD else None

@@ -17,7 +17,7 @@ from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import SandboxError
 from gyre.core.records import Assessment
 from gyre.core.text import storable
-from gyre.evaluation.base import GraderFailed, Limits, Preserved, Verdict
+from gyre.evaluation.base import GraderFailed, GradingLimits, Preserved, Verdict
 from gyre.tasks import Task
 
 FAILED_ON_WORK = "failed_on_work"
@@ -36,7 +36,7 @@ class Grader(ABC):
         """By task: what it says of the start state."""
 
     @abstractmethod
-    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: Limits, log: Path) -> Verdict:
+    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:
         """What it says of the work, or of the task's start state when that is None. `root` is a directory that it may
         make, and removes. Raises GraderFailed, and SandboxError, OSError or ValueError when the platform failed."""
 
@@ -44,14 +44,14 @@ class Grader(ABC):
     async def version(self, task: Task) -> str:
         """Which grader this is: another one has another version."""
 
-    async def assess(self, work: Preserved, task: Task, limits: Limits, log: Path) -> Assessment:
+    async def assess(self, work: Preserved, task: Task, limits: GradingLimits, log: Path) -> Assessment:
         started = self._clock.now()
         root = work.sandbox.root.with_name(f"{work.sandbox.root.name}.{self.name}")
         verdict = await self._verdict(work, task, root, limits, log)
         return assessment(self.name, await self.version(task), work, verdict, self._clock.now() - started)
 
     async def settle(
-        self, work: Preserved, task: Task, failed: Assessment, limits: Limits, log: Path
+        self, work: Preserved, task: Task, failed: Assessment, limits: GradingLimits, log: Path
     ) -> Assessment | None:
         if failed.fault != "grader":
             return None
@@ -72,7 +72,7 @@ class Grader(ABC):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _baseline(self, work: Preserved, task: Task, limits: Limits, log: Path) -> Verdict:
+    async def _baseline(self, work: Preserved, task: Task, limits: GradingLimits, log: Path) -> Verdict:
         """Graded once per task; again when it was the platform that failed."""
         known = self._baselines.get(task.path)
         if known is None or (known.done() and (known.cancelled() or known.result().fault == "platform")):
@@ -83,7 +83,9 @@ class Grader(ABC):
         # Others wait for it as well: it does not end with the execution that asked first.
         return await asyncio.shield(known)
 
-    async def _verdict(self, work: Preserved | None, task: Task, root: Path, limits: Limits, log: Path) -> Verdict:
+    async def _verdict(
+        self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path
+    ) -> Verdict:
         try:
             verdict = await self.grade(work, task, root, limits, log)
         except GraderFailed as failure:

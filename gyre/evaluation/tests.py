@@ -13,12 +13,11 @@ from pathlib import Path
 
 from gyre.core.clock import Clock
 from gyre.evaluation.artifact import digest
-from gyre.evaluation.base import GraderFailed, Preserved, SandboxLimits, Verdict
+from gyre.evaluation.base import GraderFailed, GradingLimits, Preserved, Verdict
 from gyre.evaluation.config import EvaluationSection, TestsSection
 from gyre.evaluation.reward import InvalidReward, read_reward, reward_files
 from gyre.evaluation.settling import Grader
-from gyre.sandboxes import Mount, Sandbox, SandboxSpec
-from gyre.sandboxes import SandboxLimits as SandboxLimits
+from gyre.sandboxes import Mount, Sandbox, SandboxLimits, SandboxSpec
 from gyre.tasks import Task
 
 SIGNALLED = 128
@@ -48,7 +47,7 @@ class TaskTests(Grader):
             self._versions[task.path] = (await digest(task.tests, timeout_s=self._evaluation.digest_s))[:16]
         return self._versions[task.path]
 
-    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: SandboxLimits, log: Path) -> Verdict:
+    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:
         logs = work.sandbox.logs if work else None
         mounts = [Mount(source=logs / part, target=f"/logs/{part}") for part in ("agent", "artifacts")] if logs else []
         state = work.sandbox.workspace if work else task.workspace

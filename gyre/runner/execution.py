@@ -15,7 +15,7 @@ from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import TaskError
 from gyre.core.records import Assessment, CallFacts
 from gyre.evaluation import Evaluator, Evaluators, Preserved
-from gyre.evaluation.base import Limits
+from gyre.evaluation.base import GradingLimits
 from gyre.evaluation.rule import combined, designates
 from gyre.harnesses import HarnessProfile
 from gyre.runner.base import ExecutionReport, ExecutionSpec
@@ -141,7 +141,7 @@ class Execution:
         """The last word of an evaluator, after as many attempts as it needs and may have."""
         section, budgets = self._evaluators.section, self.spec.budgets
         timeout_s = min(budgets.evaluation_s, task.verifier_timeout_s or float("inf"))
-        limits = Limits(timeout_s=timeout_s, boot_timeout_s=budgets.boot_s)
+        limits = GradingLimits(timeout_s=timeout_s, boot_timeout_s=budgets.boot_s)
         log = self._harness.log(work.execution_id, "verifier")
 
         def taken(assessment: Assessment) -> Assessment:

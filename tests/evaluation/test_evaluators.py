@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gyre.core.errors import ConfigError
 from gyre.core.records import Assessment
 from gyre.evaluation.artifact import UNREAD
-from gyre.evaluation.base import Limits, Preserved
+from gyre.evaluation.base import GradingLimits, Preserved
 from gyre.evaluation.config import EvaluationSection, HookSection, JudgeSection, TestsSection, require_evaluators
 from gyre.evaluation.evidence import changed_files
 from gyre.evaluation.hook import Hook
@@ -25,7 +25,7 @@ from gyre.evaluation.rule import combined, designates
 from gyre.sandboxes import SandboxSpec
 from gyre.tasks import Task
 
-LIMITS = Limits(timeout_s=20.0)
+LIMITS = GradingLimits(timeout_s=20.0)
 
 
 def assessed(name: str, score: float | None) -> Assessment:

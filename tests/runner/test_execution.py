@@ -9,7 +9,7 @@ from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.records import Assessment, CallFacts, Validity
 from gyre.evaluation import EvaluationSection, Preserved
-from gyre.evaluation.base import Limits
+from gyre.evaluation.base import GradingLimits
 from gyre.runner.base import ExecutionReport
 from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
@@ -50,7 +50,7 @@ class World:
     async def preserve(self, execution_id: str, sandbox: SandboxSpec, trajectory: dict[str, int]) -> Preserved:
         return Preserved(execution_id=execution_id, sandbox=sandbox, digest="d", trajectory=trajectory)
 
-    async def assess(self, work: Preserved, _: Task, limits: Limits, log: Path) -> Assessment:
+    async def assess(self, work: Preserved, _: Task, limits: GradingLimits, log: Path) -> Assessment:
         assert log == Path(f"/none/{work.execution_id}.verifier")
         self.asked.append({"boot_timeout_s": limits.boot_timeout_s, "timeout_s": limits.timeout_s})
         self.at_once += 1
