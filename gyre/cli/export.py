@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
+from gyre.cli.console import open_console
 from gyre.core.errors import ConfigError
 from gyre.store import RunDir
 from gyre.training.export import export_hf
@@ -20,5 +19,5 @@ def export(run_dir: Path, hf: Path) -> int:
         export_hf(str(latest.path), str(hf))
     except OSError as error:
         raise ConfigError(f"{hf} cannot be written ({error.strerror}): choose another directory for --hf.") from error
-    Console().print(f"Version {latest.version} of {run_dir} is in {hf}", soft_wrap=True, highlight=False)
+    open_console().print(f"Version {latest.version} of {run_dir} is in {hf}", soft_wrap=True, highlight=False)
     return 0

@@ -4,8 +4,10 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -67,7 +69,7 @@ def run(tmp_path: Path) -> RunDir:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A wide recording console in place of the terminal."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(inspect_module, "Console", lambda: console)
+    monkeypatch.setattr(inspect_module, "open_console", lambda: console)
     return console
 
 
@@ -99,6 +101,14 @@ def test_inspect_writes_json(run: RunDir, tmp_path: Path, screen: Console) -> No
     assert (first["calls"], first["nodes"], first["reward"]) == (3, 3, 0.75)
     with pytest.raises(ConfigError, match="cannot be written"):
         inspect(run.root, json_out=tmp_path / "missing" / "out.json")
+
+
+def test_json_of_an_execution_has_all_that_the_text_has(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect(run.root, execution="0-0", json_out=Path("-")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [call["output_ids"] for call in document["calls"]] == [[2, 3], [2], [3]]
+    assert document["outcome"]["message"] == "The harness ran out of time."
+    assert document["assessments"][0]["score"] == 0.75
 
 
 def test_inspect_shows_an_execution_as_ids(run: RunDir, screen: Console) -> None:
@@ -156,6 +166,8 @@ def checkpoint(run: RunDir, version: int) -> None:
     path.mkdir()
     (path / "trainer.json").write_text("{}")
     (path / "config.json").write_text(f'{{"version": {version}}}')
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        save_file({"w": np.ones(2, np.float32)}, path / name)
 
 
 def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None:
@@ -166,8 +178,7 @@ def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None
 
 
 def test_export_into_what_cannot_be_written_is_one_sentence(run: RunDir) -> None:
-    run.checkpoint_path(1).mkdir()
-    (run.checkpoint_path(1) / "trainer.json").touch()
+    checkpoint(run, 1)
     with pytest.raises(ConfigError, match=r"/proc/none cannot be written \(.*\): choose another directory for --hf"):
         export(run.root, Path("/proc/none"))
 
