@@ -15,8 +15,9 @@ from gyre.core.records import Assessment
 from gyre.core.text import storable
 from gyre.evaluation.artifact import digest
 from gyre.evaluation.config import EvaluationSection
+from gyre.evaluation.limits import task_limits
 from gyre.evaluation.reward import InvalidReward, read_reward
-from gyre.sandboxes import BubblewrapSandbox, Mount, Sandbox, SandboxLimits, SandboxSpec
+from gyre.sandboxes import Mount, Sandbox, SandboxLimits, SandboxSpec
 from gyre.tasks import Task
 
 EVALUATOR = "tests/test.sh"
@@ -39,8 +40,8 @@ class Evaluator:
 
     def __init__(
         self,
+        make_sandbox: Callable[[SandboxSpec], Sandbox],
         section: EvaluationSection | None = None,
-        make_sandbox: Callable[[SandboxSpec], Sandbox] = BubblewrapSandbox,
         *,
         limits: SandboxLimits | None = None,
         clock: Clock | None = None,
@@ -90,14 +91,14 @@ class Evaluator:
             workdir=task.workdir,
             env={**task.env, **task.verifier_env},
             mounts=[*logs, Mount(source=task.tests, target="/tests")],
-            limits=self._limits,
+            limits=task_limits(task, self._limits),
         )
         sandbox = self._make_sandbox(spec)
         # What an interrupted grading left must not count: neither its files nor its reward.
         await sandbox.close(keep=False)
         try:
             await sandbox.start()
-            await sandbox.upload(before.workspace, task.workdir)
+            await sandbox.restore(before)
             result = await sandbox.exec(
                 ["/bin/bash", "/tests/test.sh"],
                 stdout=log,
@@ -105,6 +106,8 @@ class Evaluator:
                 timeout_s=timeout_s,
                 boot_timeout_s=boot_timeout_s,
             )
+            if result.exceeded:
+                raise InvalidReward(f"tests/test.sh of {task.name} was ended: {result.exceeded}")
             if result.timed_out:
                 raise InvalidReward(f"tests/test.sh of {task.name} did not end within {timeout_s:g} s")
             return read_reward(spec.logs / "verifier")
