@@ -11,7 +11,7 @@ import msgspec
 
 from gyre.core.errors import GyreError
 from gyre.core.records import CallFacts
-from gyre.evaluation import Evaluator
+from gyre.evaluation import Evaluators
 from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
@@ -44,7 +44,9 @@ class LocalRunner:
         self._store = store
         self._provider = provider or open_provider(config.sandbox)
         self._harness = HarnessRunner(config, self._provider)
-        self._evaluator = Evaluator(self._provider.create, config.evaluation, limits=config.sandbox.limits)
+        self._evaluators = Evaluators(
+            config.evaluation, Path(config.run_dir), self._provider.create, limits=config.sandbox.limits
+        )
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -60,7 +62,7 @@ class LocalRunner:
             profile,
             self._config,
             self._harness,
-            self._evaluator,
+            self._evaluators,
             self._gradings,
             self._store.put_assessment,
         )
@@ -93,6 +95,7 @@ class LocalRunner:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._evaluators.close()
         await self._provider.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:

@@ -2,7 +2,7 @@
 
 from gyre.sandboxes.base import PROXY_URL, ExecResult, Mount, Sandbox, SandboxProvider, SandboxSpec
 from gyre.sandboxes.bubblewrap import BubblewrapSandbox
-from gyre.sandboxes.config import Limits, SandboxSection
+from gyre.sandboxes.config import SandboxLimits, SandboxSection
 from gyre.sandboxes.provider import BubblewrapProvider, open_provider
 
 __all__ = [
@@ -10,9 +10,9 @@ __all__ = [
     "BubblewrapProvider",
     "BubblewrapSandbox",
     "ExecResult",
-    "Limits",
     "Mount",
     "Sandbox",
+    "SandboxLimits",
     "SandboxProvider",
     "SandboxSection",
     "SandboxSpec",

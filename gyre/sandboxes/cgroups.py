@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gyre.sandboxes.config import Limits
+from gyre.sandboxes.config import SandboxLimits
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Cgroups(msgspec.Struct, frozen=True, kw_only=True):
             return "systemd scope"
         return "cgroup v2" if any(parent.v2 for parent in self.parents.values()) else "cgroup v1"
 
-    def make(self, limits: Limits) -> list[Path]:
+    def make(self, limits: SandboxLimits) -> list[Path]:
         """Cgroups with these limits, one a directory that has any controller. Raises OSError."""
         name = f"{PREFIX}{os.getpid()}-{next(_counter)}"
         made: list[Path] = []
@@ -78,7 +78,7 @@ class Cgroups(msgspec.Struct, frozen=True, kw_only=True):
             raise
         return made
 
-    def scope(self, limits: Limits) -> list[str]:
+    def scope(self, limits: SandboxLimits) -> list[str]:
         """The command that starts another one in a scope with these limits."""
         if not self.systemd:
             return []
@@ -141,7 +141,7 @@ def sweep(cgroups: Cgroups) -> None:
                 cgroup.rmdir()
 
 
-def _knobs(controller: str, v2: bool, limits: Limits) -> list[tuple[str, str]]:
+def _knobs(controller: str, v2: bool, limits: SandboxLimits) -> list[tuple[str, str]]:
     memory, quota = str(limits.memory_mb << 20), str(max(1000, round(limits.cpus * PERIOD_US)))
     if controller == "memory":
         names = ("memory.max", "memory.swap.max") if v2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
@@ -183,7 +183,7 @@ def _works(controller: str, parent: Mounted) -> bool:
     if parent.v2 and controller not in _words(parent.path / "cgroup.subtree_control"):
         return False
     try:
-        remove(Cgroups(parents={controller: parent}).make(Limits()))
+        remove(Cgroups(parents={controller: parent}).make(SandboxLimits()))
     except OSError as error:
         log.debug("no cgroup for %s: %s", controller, error)
         return False
@@ -220,7 +220,7 @@ def _systemd_run() -> tuple[str, ...]:
     user = ("--user",) if os.geteuid() else ()
     command = ("systemd-run", *user, "--scope", "--quiet", "--collect")
     probe = 'cat "/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)/memory.max"'
-    limited = Cgroups(systemd=command).scope(Limits(memory_mb=64))
+    limited = Cgroups(systemd=command).scope(SandboxLimits(memory_mb=64))
     try:
         done = subprocess.run(
             [*limited, "/bin/sh", "-c", probe], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S

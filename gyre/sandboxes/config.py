@@ -13,7 +13,7 @@ from gyre.core.config import Positive
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[sandbox.limits]: what one sandbox may use, a harness's and a grader's alike. docs/outcomes.md says by what each
     limit holds on this machine; `gyre doctor` tells."""
 
@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def with_task(
         self, *, memory_mb: int | None = None, cpus: float | None = None, disk_mb: int | None = None
-    ) -> "Limits":
+    ) -> "SandboxLimits":
         """These limits with what a task asks for instead, where it asks."""
         asked = {"memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb}
         return msgspec.structs.replace(self, **{key: value for key, value in asked.items() if value})
@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class SandboxSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["bubblewrap"] = "bubblewrap"
     """The provider."""
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
     require_limits: bool = False
     """Refuse to start where the kernel does not enforce the limits of memory, processes and CPUs."""
     term_grace_s: Seconds = 2.0

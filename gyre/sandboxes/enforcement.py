@@ -28,7 +28,7 @@ class Enforcement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weak(self) -> list[str]:
-        """Limits that the kernel does not enforce: a watchdog ends a sandbox that it finds beyond one."""
+        """SandboxLimits that the kernel does not enforce: a watchdog ends a sandbox that it finds beyond one."""
         return [name for name in ("memory", "processes", "cpus") if getattr(self, name) == "watchdog"]
 
     def describe(self) -> str:

@@ -17,7 +17,7 @@ from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.sandboxes import cgroups
 from gyre.sandboxes.cgroups import Cgroups
-from gyre.sandboxes.config import Limits, SandboxSection
+from gyre.sandboxes.config import SandboxLimits, SandboxSection
 from gyre.sandboxes.enforcement import Enforcement, enforcement
 from gyre.sandboxes.ids import AGENT, GRADER, ROOT, IdRange, of_this_machine
 from gyre.sandboxes.watchdog import Watchdog
@@ -111,7 +111,7 @@ class Host:
     def command(
         self,
         bwrap: Sequence[str],
-        limits: Limits,
+        limits: SandboxLimits,
         joined: Sequence[Path],
         staged: dict[Path, str],
         pinned: int,
@@ -140,11 +140,11 @@ class Host:
         passed = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if self.cgroups.systemd else ()
         return {"PATH": SYSTEM_PATH, **{name: os.environ[name] for name in passed if name in os.environ}}
 
-    def processes_inside(self, limits: Limits) -> int | None:
+    def processes_inside(self, limits: SandboxLimits) -> int | None:
         """RLIMIT_NPROC that must be set inside, where only then it counts for the sandbox alone."""
         return limits.processes if self.enforcement.processes == "rlimit" and not self.ids else None
 
-    def _rlimits(self, limits: Limits) -> list[str]:
+    def _rlimits(self, limits: SandboxLimits) -> list[str]:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = limits.open_files if hard == resource.RLIM_INFINITY else min(limits.open_files, hard)
         options = ["--core=0", f"--fsize={limits.file_mb << 20}", f"--nofile={files}"]

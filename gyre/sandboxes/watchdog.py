@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from gyre.core.clock import Clock, SystemClock
-from gyre.sandboxes.config import Limits
+from gyre.sandboxes.config import SandboxLimits
 from gyre.sandboxes.enforcement import Enforcement
 
 SHARE = 20
@@ -37,7 +37,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     files: int = 0
 
 
-def beyond(use: Use, limits: Limits) -> str:
+def beyond(use: Use, limits: SandboxLimits) -> str:
     """Which limit is passed, in words; "" when none is."""
     for name, unit in (
         ("memory_mb", "MiB of memory"),
@@ -55,7 +55,7 @@ def beyond(use: Use, limits: Limits) -> str:
 class _Watched(msgspec.Struct, eq=False):
     root: Path
     init: Callable[[], int | None]
-    limits: Limits
+    limits: SandboxLimits
     reason: asyncio.Future[str]
 
 
@@ -71,7 +71,7 @@ class Watchdog:
 
     @contextlib.asynccontextmanager
     async def watch(
-        self, root: Path, init: Callable[[], int | None], limits: Limits
+        self, root: Path, init: Callable[[], int | None], limits: SandboxLimits
     ) -> AsyncIterator[asyncio.Future[str]]:
         """Watches a sandbox that writes below `root` and whose first process on the host is `init`. The future has the
         reason as soon as a limit is passed."""

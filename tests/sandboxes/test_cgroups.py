@@ -7,7 +7,7 @@ import pytest
 
 from gyre.sandboxes import cgroups
 from gyre.sandboxes.cgroups import MAIN, Cgroups, Mounted
-from gyre.sandboxes.config import Limits
+from gyre.sandboxes.config import SandboxLimits
 from gyre.sandboxes.enforcement import enforcement
 
 
@@ -24,7 +24,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "rmdir", rmdir)
 
 
-LIMITS = Limits(memory_mb=64, processes=20, cpus=1.5)
+LIMITS = SandboxLimits(memory_mb=64, processes=20, cpus=1.5)
 
 
 def hierarchy(tmp_path: Path, cgroup: str, mountinfo: str) -> Path:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.sandboxes.cgroups import Cgroups
-from gyre.sandboxes.config import Limits
+from gyre.sandboxes.config import SandboxLimits
 from gyre.sandboxes.enforcement import Enforcement, enforcement
 from gyre.sandboxes.watchdog import Use, Watchdog, beyond
 
-LIMITS = Limits(memory_mb=100, processes=10, disk_mb=5, files=20)
+LIMITS = SandboxLimits(memory_mb=100, processes=10, disk_mb=5, files=20)
 
 
 numbers = st.integers(0, 10**6)
@@ -25,7 +25,7 @@ def test_a_limit_is_passed_exactly_when_more_is_used(use: Use) -> None:
     assert (beyond(use, LIMITS) == "") == within
 
 
-async def reason(tmp_path: Path, limits: Limits, weak: Enforcement, init: int | None = None) -> str:
+async def reason(tmp_path: Path, limits: SandboxLimits, weak: Enforcement, init: int | None = None) -> str:
     watchdog = Watchdog(weak, period_s=0.01)
     async with watchdog.watch(tmp_path, lambda: init, limits) as exceeded, asyncio.timeout(60):
         return await exceeded
@@ -53,7 +53,7 @@ async def test_memory_and_processes_of_a_tree_are_counted_where_no_cgroup_does(t
     try:
         assert await process.stdout.readline() == b"held\n"
         assert "memory_mb = 100" in await reason(tmp_path, LIMITS, none, process.pid)
-        few = Limits(processes=1, memory_mb=4000)
+        few = SandboxLimits(processes=1, memory_mb=4000)
         assert "processes = 1" in await reason(tmp_path, few, none, process.pid)
     finally:
         process.stdin.close()

@@ -100,7 +100,8 @@ def test_longest_first_keeps_the_staleness_identity(mode, mu, extra, dispatch, s
     """Σd = μΣP_j + nBμ(μ−1)/2 − A_n after every publication, recounted from the journal; any predictions."""
     cells, pool = (2, 8) if mode == "async" else (4, 24)
     config = SchedulerConfig(
-        mode=mode, groups_per_step=4, executions_per_group=2, steps_per_burst=mu, extra_dispatch=extra / 4, cells=cells, cell_capacity=16, pool_capacity=pool, max_steps=4 * mu,
+        mode=mode, groups_per_step=4, executions_per_group=2, steps_per_burst=mu, extra_dispatch=extra / 4,
+        cells=cells, cell_capacity=16, pool_capacity=pool, max_steps=4 * mu,
         dispatch=dispatch, launch_order="longest_first",
     )  # fmt: skip
     events: list[Event] = []

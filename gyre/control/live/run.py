@@ -118,7 +118,7 @@ class Run:
                 journal.write(
                     SandboxesOpened(t=clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
                 )
-                await self._control(fleet, state, checkpoint)
+                await self._control(fleet, state)
             except (PeerLost, EssentialLost) as error:
                 # Whoever noticed it: the end of the proxy or the runner is told once, here.
                 loss = await _essential_loss(fleet)
@@ -130,13 +130,12 @@ class Run:
             finally:
                 await fleet.close()
 
-    async def _control(self, fleet: Fleet, state: ControlState, checkpoint: Checkpoint | None) -> None:
+    async def _control(self, fleet: Fleet, state: ControlState) -> None:
         """The controller and the watchers of one start."""
         config, clock, stall_s = self._config, self._clock, self._config.recovery.stall_s
         vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
         cells = LiveCells(fleet, self._run_dir, config, vocabulary)
-        await cells.start(checkpoint.path if checkpoint else None)
-        controller = Controller(config.scheduler, self._environment(fleet, cells, state), state, config.limits())
+        controller = Controller(config.scheduler, self._environment(fleet, cells), state, config.limits())
         await _first_of(
             controller.run(),
             _watch(fleet),
@@ -148,7 +147,7 @@ class Run:
         self._on_view(controller.view())
         await self._write_proxy_counters(fleet.proxy)
 
-    def _environment(self, fleet: Fleet, cells: LiveCells, state: ControlState) -> Environment:
+    def _environment(self, fleet: Fleet, cells: LiveCells) -> Environment:
         config = self._config
         tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
         most_idle = config.scheduler.groups_per_step * config.scheduler.executions_per_group
@@ -158,7 +157,7 @@ class Run:
             executions=LiveExecutions(
                 fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets, most_idle
             ),
-            materializer=LiveMaterializer(self._store, state, config.admission, config.trainer, config.seed),
+            materializer=LiveMaterializer(self._store, config.admission, config.trainer, config.seed),
             cells=cells,
             journal=self._journal,
         )
