@@ -35,7 +35,8 @@ class Rollout:
     @property
     def starved(self) -> bool:
         """Engines should admit, and none of them is alive."""
-        return bool(self._admitting) and not self._routable()
+        alive = self._recovery.alive
+        return bool(self._admitting) and not any(alive("engine", engine) for engine in self._admitting)
 
     async def admit(self, engines: Sequence[int]) -> None:
         """From now on exactly these take new calls, as far as they are alive."""

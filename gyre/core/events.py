@@ -26,6 +26,8 @@ class GroupDispatched(_Event, frozen=True, kw_only=True, tag="group_dispatched")
     query: str
     version: int
     """v_d: published version at dispatch."""
+    predicted_s: float | None = None
+    """Seconds of one of its executions, as the launch order expected them; None when it predicts nothing."""
 
 
 class ExecutionStarted(_Event, frozen=True, kw_only=True, tag="execution_started"):
