@@ -4,7 +4,7 @@ auxiliary loss.
 Every tensor-parallel rank holds a slice of every expert, so nothing but the usual sum over ranks is communicated. Each
 token is computed on its own: rows and packed trees give the same result.
 
-With replay (docs/training.md, "ExpertRouting replay") the experts of a token are those that the rollout engine chose; their
+With replay (docs/training.md, "Routing replay") the experts of a token are those that the rollout engine chose; their
 weights are the trainer's own router shares, with gradient.
 
 Shapes: `_T` tokens, `_N` = T·k token–expert pairs in the order of the experts.
