@@ -37,6 +37,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gyre import rpc
 from gyre.control.live.processes import ONE_THREAD
+from gyre.core.policy import PolicySection, RolloutSection
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, Sampling
 from gyre.launch import LocalLauncher, ProcessSpec
@@ -339,8 +340,8 @@ class Bench:
         for worker in range(workers):
             ports.append(_free_port())
             config = ProxyConfig(
-                run_dir=str(run.root), tokenizer_dir=str(self.scratch / "tokenizer"), family="qwen3",
-                max_context=250_000, max_new_tokens=1000, socket="", port=ports[-1],
+                run_dir=str(run.root), policy=PolicySection(model=self.scratch / "tokenizer", family="qwen3"),
+                rollout=RolloutSection(max_context=250_000, max_new_tokens=1000, port=ports[-1]), socket="",
             )  # fmt: skip
             encoded = msgspec.Raw(msgspec.json.encode(config))
             spec = ProcessSpec(

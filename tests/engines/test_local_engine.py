@@ -12,7 +12,7 @@ from contract import CONTEXT, EngineContract, Rig, ask, prompt, request, reset, 
 from gyre.core.errors import ConfigError, GyreError, NotReady
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, PauseMode
-from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.config import LocalEngineConfig, LocalSection
 from gyre.engines.local.engine import LocalEngine
 from gyre.launch.base import ProcessSpec
 from gyre.launch.local import LocalLauncher
@@ -34,7 +34,9 @@ def model_dir(tmp_path_factory) -> str:
 def engine_config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
     # A pass of 128 tokens splits longer prompts, so the contract also covers prefill in parts.
     fixed = {"kv_blocks": 512, "page_size": PAGE, "max_batch_tokens": 128, "max_context": CONTEXT, "seed": 3}
-    return LocalEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | changes))
+    fields = fixed | changes
+    section = {name: fields.pop(name) for name in LocalSection.__struct_fields__ if name in fields}
+    return LocalEngineConfig(model_dir=model_dir, transport_root=root, **fields, section=LocalSection(**section))
 
 
 def in_process(config: LocalEngineConfig, transport: ShmTransport) -> LocalEngine:

@@ -23,10 +23,9 @@ from sglang_servers import (
 
 from gyre.core.errors import NotReady, PeerLost, WeightsUnavailable
 from gyre.engines.base import Engine, PauseMode
-from gyre.engines.section import SglangSection
 from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
-from gyre.engines.sglang.config import SenderConfig
+from gyre.engines.sglang.config import SenderConfig, SglangSection
 from gyre.engines.sglang.engine import SglangEngine
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs

@@ -11,7 +11,8 @@ from proxy_fakes import Script, ScriptedEngine, logprob
 
 from gyre import rpc
 from gyre.core.errors import ConfigError, GyreError
-from gyre.engines.base import Engine, Sampling
+from gyre.core.policy import PolicySection, RolloutSection
+from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
 from gyre.launch.base import HERE
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
@@ -25,8 +26,8 @@ BODY = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content"
 
 def config_of(run: Path, **fields: Any) -> ProxyConfig:
     defaults: dict[str, Any] = {
-        "run_dir": str(run), "tokenizer_dir": "", "family": "qwen3", "max_context": 4000, "max_new_tokens": 1000,
-        "socket": "", "sampling": Sampling(temperature=0.7),
+        "run_dir": str(run), "policy": PolicySection(model=Path("nowhere"), family="qwen3"), "socket": "",
+        "rollout": RolloutSection(temperature=0.7, max_context=4000, max_new_tokens=1000),
     }  # fmt: skip
     return ProxyConfig(**{**defaults, **fields})
 
