@@ -72,6 +72,8 @@ class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     outcomes: list[Outcome]
     """[N], by member."""
+    newest_surviving: list[int | None] = []
+    """[N]: what the worker sampled at a later version may come from weights that are gone; None: all are there."""
 
 
 class Materializer(Protocol):
@@ -140,7 +142,7 @@ class WorkerLost(GyreError):
 
 
 class EssentialLost(GyreError):
-    """A process without which the run cannot go on is gone: the core's trainer, the proxy or the runner."""
+    """A process without which the run cannot go on is gone: the proxy or the runner."""
 
 
 class Cells(Protocol):
@@ -194,6 +196,11 @@ class Cells(Protocol):
 
     async def checkpoint_written(self, version: int) -> str:
         """Returns the path when the checkpoint is complete. Raises CheckpointFailed when it cannot be written."""
+        ...
+
+    async def go_back(self) -> int:
+        """After the core's trainer was replaced: it goes on from the newest complete checkpoint, without one from the
+        initial mode, and is asleep. Its weights are the published ones from now on. Returns their version."""
         ...
 
     async def next_failure(self) -> ProcessFailure:

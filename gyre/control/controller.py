@@ -34,13 +34,14 @@ completed.
 
 import asyncio
 
-from gyre.control.base import Environment
+from gyre.control.base import Environment, WorkerLost
 from gyre.control.batches import MicroStepQueue
 from gyre.control.boundary import Boundary
 from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
-from gyre.control.recovery import Owners, Recovery, RecoveryLimits
+from gyre.control.recovery import CORE, Owners, Recovery
 from gyre.control.rollout import Rollout
+from gyre.control.setbacks import RecoveryLimits
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.steps import Steps
@@ -67,9 +68,9 @@ class Controller:
         mode: Mode | None = None,
     ) -> None:
         """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
-        state = self._state = SharedState(require(config), environment.clock, environment.journal, initial.version)
+        state = self._state = SharedState(require(config), environment.clock, environment.journal, initial)
         mode = mode or make_mode(config)
-        order = order or make_order(config.launch_order)
+        order = order or make_order(config)
         # The supervisors end in this order.
         self._crews = self._executions, self._cells, self._checkpoints = (
             TaskSupervisor(),
@@ -98,7 +99,7 @@ class Controller:
         checkpoints = Checkpoints(state, self._recovery, self._checkpoints)
         self._steps = Steps(state, self._recovery, self._queue, self._training, staleness)
         boundary = Boundary(state, self._rollout, self._transitions, self._dispatcher, checkpoints, staleness)
-        self._loop = TrainingLoop(state, self._steps, boundary, checkpoints)
+        self._loop = TrainingLoop(state, self._recovery, self._steps, boundary, checkpoints)
         self._max_steps = config.max_steps
 
     async def run(self, max_steps: int | None = None) -> None:
@@ -131,6 +132,7 @@ class Controller:
         self._dispatcher.fill()
         self._cells.spawn(self._recovery.watch(), "losses")
         self._cells.spawn(self._rollout.guard(), "engines alive")
+        await self._first_weights()
         await self._transitions.start()
         self._dispatcher.open = True
         state.sample()
@@ -139,6 +141,13 @@ class Controller:
         self._cells.spawn(self._transitions.joins(), "joins")
         await self._loop.run(self._max_steps)
         state.show("finished")
+
+    async def _first_weights(self) -> None:
+        """Returns when the core holds the version that the run starts from, and it is published."""
+        try:
+            await self._recovery.attempt(self._recovery.cells.go_back())
+        except WorkerLost:
+            await self._state.signal.until(lambda: self._recovery.alive(CORE.part, CORE.cell))
 
     def view(self) -> ControlView:
         """What is going on now; never blocks, changes nothing."""

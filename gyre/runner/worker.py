@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gyre.core.errors import GyreError
 from gyre.core.records import CallFacts
-from gyre.evaluation import Evaluator
+from gyre.evaluation import Evaluators
 from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
@@ -41,7 +41,7 @@ class LocalRunner:
         self._config = config
         self._store = store
         self._harness = HarnessRunner(config)
-        self._evaluator = Evaluator(config.evaluation, limits=config.limits)
+        self._evaluators = Evaluators(config.evaluation, Path(config.run_dir), limits=config.limits)
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -57,7 +57,7 @@ class LocalRunner:
             profile,
             self._config,
             self._harness,
-            self._evaluator,
+            self._evaluators,
             self._gradings,
             self._store.put_assessment,
         )
@@ -84,6 +84,7 @@ class LocalRunner:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._evaluators.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:
         report = await execution.run()

@@ -140,6 +140,10 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
             {"harness": HarnessSection(name="pi", budgets=Budgets(harness_s=60, overall_s=60))},
             r"overall_s = 60 ends an execution before harness_s = 60 could",
         ),
+        (
+            {"harness": HarnessSection(name="pi", budgets=Budgets(harness_s=60, evaluation_s=61, overall_s=120))},
+            r"overall_s = 120 is less than harness_s = 60 and evaluation_s = 61 together",
+        ),
         ({"launch": RaySection(address="a:1", gpus=False)}, r"the engines run on GPUs and launch\.gpus is false"),
     ],
 )

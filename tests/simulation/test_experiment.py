@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gyre.core.events import Event, GroupDispatched, LedgerSampled, Published, StepDone
 from gyre.scheduling.config import SchedulerConfig
-from gyre.scheduling.order import LongestFirst
 from gyre.scheduling.staleness import expected_staleness
 from gyre.simulation.clock import VirtualTimeExceeded
 from gyre.simulation.experiment import Drawn, Layout, simulate
+from gyre.simulation.paper.beyond import Frozen
 from gyre.simulation.paper.rows import ROWS
 from gyre.simulation.plan import alternatives, plan
 from gyre.simulation.recording import read_recording
@@ -105,7 +105,7 @@ def test_longest_first_keeps_the_staleness_identity(mode, mu, extra, dispatch, s
         dispatch=dispatch, launch_order="longest_first",
     )  # fmt: skip
     events: list[Event] = []
-    order = LongestFirst(lambda query: random.Random(f"{seed}/{query}").random())
+    order = Frozen(lambda query: random.Random(f"{seed}/{query}").random())
     simulate(config, LAYOUT, PARAMS, seed=seed, order=order, readers=(events.append,))
     outstanding: dict[int, int] = {}
     consumed = survivors = bursts = 0

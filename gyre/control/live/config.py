@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gyre.control.live.devices import DeviceAssignment, assign_devices
-from gyre.control.recovery import RecoveryLimits
+from gyre.control.setbacks import RecoveryLimits
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.core.policy import PolicySection, RolloutSection
@@ -60,8 +60,12 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stall_s: Annotated[float, Meta(gt=0)] = 120.0
     """How long an engine with requests may produce nothing; how long any engine, proxy worker or runner may not
     answer."""
-    max_failures: Positive = 3
-    """How often one engine or trainer may be lost at one policy version."""
+    futile_failures: Positive = 5
+    futile_s: Annotated[float, Meta(gt=0)] = 3600.0
+    """The run ends when one process is lost more than `futile_failures` times in a row, over at least `futile_s`, and
+    nothing gets on between: no new version for trainers, no version and no closed execution for all others."""
+    pause_s: Annotated[float, Meta(gt=0)] = 60.0
+    """The longest pause before a process that is lost again and again is started again."""
     no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
     """How long no engine at all may be alive. Calls are held for 900 s."""
 
@@ -119,7 +123,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return assign_devices(self.devices.ids, self.needs())
 
     def limits(self) -> RecoveryLimits:
-        return RecoveryLimits(max_failures=self.recovery.max_failures, no_engine_s=self.recovery.no_engine_s)
+        recovery = self.recovery
+        return RecoveryLimits(
+            futile_failures=recovery.futile_failures,
+            futile_s=recovery.futile_s,
+            pause_s=recovery.pause_s,
+            no_engine_s=recovery.no_engine_s,
+        )
 
     def proxy_config(self, run_dir: RunDir, socket: str) -> ProxyConfig:
         return ProxyConfig(

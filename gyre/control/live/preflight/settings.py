@@ -4,6 +4,7 @@ from gyre.chat.families import FAMILIES
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight.subject import Subject
 from gyre.core.errors import ConfigError
+from gyre.evaluation.config import require_evaluators
 from gyre.launch import section as launch
 from gyre.launch.section import RaySection
 from gyre.scheduling.config import require
@@ -32,6 +33,13 @@ def check(subject: Subject) -> None:
         raise ConfigError(
             f"harness.budgets.overall_s = {budgets.overall_s:g} ends an execution before harness_s = "
             f"{budgets.harness_s:g} could, so no harness timeout would be graded; it must be larger"
+        )
+    require_evaluators(config.evaluation)
+    if budgets.overall_s < budgets.harness_s + budgets.evaluation_s:
+        raise ConfigError(
+            f"harness.budgets.overall_s = {budgets.overall_s:g} is less than harness_s = {budgets.harness_s:g} and "
+            f"evaluation_s = {budgets.evaluation_s:g} together, so work whose grading is in time would be excluded; "
+            "it must hold both"
         )
     if config.rollout.max_new_tokens >= config.rollout.max_context:
         raise ConfigError(
