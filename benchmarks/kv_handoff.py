@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, KvRef, Sampling
 from gyre.engines.local.config import LocalEngineConfig, LocalSection
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.router.router import Router, RouterLimits
@@ -129,7 +129,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 spec = ProcessSpec(
                     name=f"engine-{i}",
                     entry="gyre.engines.local.worker:main",
-                    config=msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(config, seed=i))),
+                    config=encode_config(msgspec.structs.replace(config, seed=i)),
                     env={"OMP_NUM_THREADS": "1"},
                 )
                 connections.append(connect(Engine, (await launcher.start(spec)).address, launcher.secret))

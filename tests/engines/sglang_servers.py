@@ -5,7 +5,6 @@ import hashlib
 import uuid
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from contract import CONTEXT, Rig, tiny_model
@@ -18,7 +17,7 @@ from gyre.engines.sglang.publication import FromDisk, WeightUpdate
 from gyre.engines.sglang.sender import Sender, WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.rpc import connect
 from gyre.transport.shm import ShmTransport
@@ -70,7 +69,7 @@ class SenderProcess:
         spec = ProcessSpec(
             name=f"sender-{uuid.uuid4().hex[:8]}",
             entry="gyre.engines.sglang.sender:main",
-            config=msgspec.Raw(msgspec.json.encode(self._config)),
+            config=encode_config(self._config),
         )
         self.process = await self._launcher.start(spec)
         connection = connect(WeightSender, self.process.address, self._launcher.secret)

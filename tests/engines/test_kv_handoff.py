@@ -13,7 +13,7 @@ from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, Sampling
 from gyre.engines.local.config import LocalEngineConfig, LocalSection
 from gyre.engines.local.engine import LocalEngine
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.router.router import Piece, Router, RouterLimits
@@ -54,7 +54,7 @@ class TestTwoProcesses:
                 ProcessSpec(
                     name=f"engine-{i}",
                     entry="gyre.engines.local.worker:main",
-                    config=msgspec.Raw(msgspec.json.encode(config(str(model_dir), str(transport.root), seed=i))),
+                    config=encode_config(config(str(model_dir), str(transport.root), seed=i)),
                     env={"OMP_NUM_THREADS": "1"},
                 )
                 for i in range(2)

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 
-import msgspec
 import pytest
 import pytest_asyncio
 from contract import CONTEXT, EngineContract, Rig, ask, prompt, request, reset, tiny_config
@@ -14,7 +13,7 @@ from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, PauseMode
 from gyre.engines.local.config import LocalEngineConfig, LocalSection
 from gyre.engines.local.engine import LocalEngine
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.rpc import connect
 from gyre.transport.shm import ShmTransport
@@ -71,7 +70,7 @@ class TestWorker(EngineContract):
         spec = ProcessSpec(
             name="engine-0",
             entry="gyre.engines.local.worker:main",
-            config=msgspec.Raw(msgspec.json.encode(config)),
+            config=encode_config(config),
             env={"OMP_NUM_THREADS": "1"},
         )
         async with LocalLauncher(tmp_path_factory.mktemp("logs")) as launcher:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from proxy_fakes import Script, ScriptedEngine, logprob
 
@@ -15,7 +14,7 @@ from gyre.core.errors import ConfigError, GyreError
 from gyre.core.policy import PolicySection, RolloutSection
 from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
-from gyre.launch.base import HERE
+from gyre.launch.base import HERE, encode_config
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.http.server import listeners
@@ -42,7 +41,7 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
     async with LocalLauncher(run.logs) as launcher:
         http_socket = str(launcher.scratch(HERE) / "http.sock")
         config = config_of(run.root, policy=PolicySection(model=tokenizer_dir, family="qwen3"), socket=http_socket)
-        encoded = msgspec.Raw(msgspec.json.encode(config))
+        encoded = encode_config(config)
         process = await launcher.start(ProcessSpec(name="proxy", entry="gyre.proxy.worker:main", config=encoded))
         server = await rpc.serve(engine, Engine, f"unix:{launcher.scratch(HERE)}/engine-test", launcher.secret)
         connection = rpc.connect(ProxyControl, process.address, launcher.secret)
