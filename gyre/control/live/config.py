@@ -26,6 +26,7 @@ from gyre.launch.section import HereSection, LaunchSection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig, RunnerSection
+from gyre.sandboxes import SandboxSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import TrainerConfig, TrainerSection
@@ -95,6 +96,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks: TasksSection
     harness: HarnessSection
     runner: RunnerSection = RunnerSection()
+    sandbox: SandboxSection = SandboxSection()
     evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
     scheduler: SchedulerConfig
@@ -146,6 +148,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
             section=self.runner,
+            sandbox=self.sandbox,
             evaluation=self.evaluation,
         )
 
