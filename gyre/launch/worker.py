@@ -30,7 +30,7 @@ import msgspec
 from gyre.core.errors import ConfigError
 from gyre.core.programs import raise_open_files
 from gyre.core.running_time import RunningTimeLoop
-from gyre.launch.base import WorkerContext, WorkerMain, WorkerOrder
+from gyre.launch.base import WorkerContext, WorkerMain, WorkerOrder, decode_config
 
 log = logging.getLogger("gyre.worker")
 
@@ -49,7 +49,7 @@ def load_entry(entry: str) -> tuple[WorkerMain, type[msgspec.Struct]]:
 
 async def _run(order: WorkerOrder) -> None:
     function, config_type = load_entry(order.entry)
-    config = msgspec.json.decode(bytes(order.config), type=config_type)
+    config = decode_config(order.config, config_type)
 
     def ready(address: str) -> None:
         # Modules and models live as long as the process: without this, each full collection walks all of them again,

@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 from workers import Echo, EchoConfig
 
 from gyre.core.errors import GyreError, NotReady, PeerLost
 from gyre.launch import Launcher, Process, ProcessSpec
+from gyre.launch.base import encode_config
 from gyre.rpc import connect
 
 TESTS = str(Path(__file__).parent)
@@ -26,7 +26,7 @@ def spec(name: str = "echo", timeout: float = 30.0, devices: tuple[int, ...] = (
     return ProcessSpec(
         name=name,
         entry="workers:main",
-        config=msgspec.Raw(msgspec.json.encode(EchoConfig(greeting="hello", **config))),  # type: ignore[arg-type]
+        config=encode_config(EchoConfig(greeting="hello", **config)),  # type: ignore[arg-type]
         bundle=PLACE,
         devices=list(devices),
         env={"PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
