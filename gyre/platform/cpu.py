@@ -2,10 +2,12 @@
 
 Megatron asks torch for "the current CUDA device" wherever it allocates, so that one question is answered with the CPU.
 A few of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
-One function asserts a CUDA type name and is replaced. Nothing is patched per operator, so a forward or backward pass
-costs what it costs without this module (measured in tests/platform/test_cpu.py).
+One function asserts a CUDA type name and is replaced, and so is one that takes sizes from a device; streams do
+nothing. Nothing is patched per operator, so a forward or backward pass costs what it costs without this module
+(measured in tests/platform/test_cpu.py).
 """
 
+import contextlib
 import importlib
 from types import ModuleType
 from typing import Any
@@ -33,6 +35,9 @@ def install() -> None:
     _import_megatron()
     for name in _HARD_CODED:
         importlib.import_module(name).__dict__["torch"] = _TorchOnCpu()
+    counts = importlib.import_module("megatron.core.transformer.moe.token_dispatcher").__dict__
+    counts["maybe_move_tensor_to_cpu"] = _counts
+    importlib.import_module("megatron.core.transformer.moe.moe_utils").__dict__["te_general_gemm"] = None
     importlib.import_module("megatron.core.optimizer.optimizer").__dict__["clip_grad_by_total_norm_fp32"] = _clip
     _installed = True
 
@@ -40,6 +45,10 @@ def install() -> None:
 def _answer_cuda_questions() -> None:
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *_: None
+    # The dispatcher of sparse layers copies its counts to the host on a stream of its own.
+    torch.cuda.Stream = _Stream  # type: ignore[assignment, misc]
+    torch.cuda.current_stream = lambda *_: _Stream()  # type: ignore[assignment]
+    torch.cuda.stream = lambda _: contextlib.nullcontext()  # type: ignore[assignment, return-value]
 
 
 def _import_megatron() -> None:
@@ -65,6 +74,22 @@ def _for_cpu(decorator: Any) -> Any:
 
 def _not_compiled(function: Any = None, **_: Any) -> Any:
     return function if function is not None else _not_compiled
+
+
+class _Stream:
+    """Everything runs in order."""
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> "_Stream":
+        return self
+
+    def synchronize(self) -> None: ...
+
+
+def _counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+    """Megatron makes lists of a collective's sizes only on their way from a CUDA device."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 class _TorchOnCpu(ModuleType):

@@ -1,6 +1,8 @@
 """The one optimizer of a run: Megatron's Adam on the core, with its moments in Hugging Face layout for checkpoints."""
 
+from collections import ChainMap
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
@@ -30,6 +32,7 @@ class Adam:
             ),
             [replica.ddp],
         )
+        self._parts: list[Any] = list(self._optimizer.chained_optimizers)
 
     def step(self) -> float:
         """Clips, updates the parameters, and returns the global gradient norm before clipping."""
@@ -59,18 +62,19 @@ class Adam:
 
     def load(self, steps: int, moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """The inverse of `whole_moments` at `steps` updates. Raises WeightsUnavailable."""
-        self._state.clear()
+        for part in self._parts:
+            part.optimizer.state.clear()
         if not steps:
             return
-        for parameter in self._replica.parameters.values():
-            state = {moment: torch.zeros_like(parameter, dtype=torch.float32) for moment in MOMENTS}
-            self._state[parameter] = {"step": torch.tensor(float(steps)), **state}
+        for part in self._parts:
+            for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
+                state = {moment: torch.zeros_like(parameter, dtype=torch.float32) for moment in MOMENTS}
+                part.optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **state}
         for moment in MOMENTS:
             into = {name: self._state[p][moment] for name, p in self._replica.parameters.items()}
             self._replica.scatter(moments.get(moment, {}), into)
 
     @property
-    def _state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        (only,) = self._optimizer.chained_optimizers
-        state: dict[torch.Tensor, dict[str, torch.Tensor]] = only.optimizer.state
-        return state
+    def _state(self) -> ChainMap[torch.Tensor, dict[str, torch.Tensor]]:
+        """Dense parameters and experts have an optimizer each."""
+        return ChainMap(*(part.optimizer.state for part in self._parts))
