@@ -14,7 +14,7 @@ from rich.text import Text
 from gyre.core.errors import ConfigError
 from gyre.core.programs import Check, first_line
 from gyre.harnesses import check, load_profile
-from gyre.sandboxes.probe import check_bwrap, check_namespaces, check_socat
+from gyre.sandboxes.probe import check_bwrap, check_limits, check_namespaces, check_seccomp, check_socat
 
 NODE_MAJOR = 20
 SHM_BYTES = 1 << 30
@@ -79,8 +79,10 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_python,
     check_node,
     check_bwrap,
-    check_namespaces,
+    check_seccomp,
     check_socat,
+    check_namespaces,
+    check_limits,
     check_shm,
     check_torch,
     check_megatron,

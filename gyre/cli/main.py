@@ -76,9 +76,11 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_simulate(commands.add_parser("simulate", help="the real controller under a virtual clock"))
 
-    export = commands.add_parser("export", help="write the last checkpoint as a Hugging Face model directory")
+    export = commands.add_parser("export", help="write a checkpoint as a Hugging Face model directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--hf", type=Path, required=True, metavar="DIR")
+    export.add_argument("--version", type=int, metavar="N", help="a checkpoint that is kept; the newest by default")
+    export.add_argument("--dtype", default="float32", help="float32 (all that was trained), bfloat16 or float16")
     export.set_defaults(run=_export)
 
     doctor = commands.add_parser("doctor", help="check what this machine has and lacks")
@@ -205,7 +207,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from gyre.cli.export import export
 
-    return export(arguments.run_dir, arguments.hf)
+    return export(arguments.run_dir, arguments.hf, arguments.version, arguments.dtype)
 
 
 def _doctor(_: argparse.Namespace) -> int:

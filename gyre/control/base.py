@@ -72,6 +72,8 @@ class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     outcomes: list[Outcome]
     """[N], by member."""
+    newest_surviving: list[int | None] = []
+    """[N]: what the worker sampled at a later version may come from weights that are gone; None: all are there."""
 
 
 class Materializer(Protocol):
@@ -140,11 +142,11 @@ class WorkerLost(GyreError):
 
 
 class EssentialLost(GyreError):
-    """A process without which the run cannot go on is gone: the core's trainer, the proxy or the runner."""
+    """A process without which the run cannot go on is gone: the proxy or the runner."""
 
 
 class Cells(Protocol):
-    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different training_cells may run
+    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different workers may run
     concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
 
     Every method raises WorkerLost when a worker that it needs died or missed its deadline: its own, or the core's
@@ -179,9 +181,9 @@ class Cells(Protocol):
         ...
 
     async def update(self, training_cells: int) -> UpdateStats:
-        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises GroupBroken
-        when a satellite did not take part: the core's own gradient is intact, and no satellite's counts any more until
-        it enters training again."""
+        """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises
+        GroupBroken when a satellite did not take part: the core's own gradient is intact, and no satellite's counts
+        until it enters training again."""
         ...
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:
@@ -194,6 +196,11 @@ class Cells(Protocol):
 
     async def checkpoint_written(self, version: int) -> str:
         """Returns the path when the checkpoint is complete. Raises CheckpointFailed when it cannot be written."""
+        ...
+
+    async def go_back(self) -> int:
+        """After the core's trainer was replaced: it goes on from the newest complete checkpoint, without one from the
+        initial mode, and is asleep. Its weights are the published ones from now on. Returns their version."""
         ...
 
     async def next_failure(self) -> ProcessFailure:

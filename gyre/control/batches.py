@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from gyre.control.base import Materializer, ReadyGroup, WorkResult
 from gyre.control.shared_state import SharedState
+from gyre.control.state import newest_surviving
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import Outcome
 from gyre.samples.advantage import mean_reward
@@ -116,6 +117,10 @@ class MicroStepQueue:
         self.batch = None
         return batch
 
+    def abandon(self) -> None:
+        """The core's trainer is lost, and with it the batch; the ledger has its groups again when the run goes back."""
+        self.batch = None
+
     def claim(self, cell: int) -> asyncio.Future[MicroStep]:
         """Puts the cell in line for a micro-step of this batch or a later one; first come, first served."""
         claim: asyncio.Future[MicroStep] = asyncio.get_running_loop().create_future()
@@ -148,15 +153,22 @@ class MicroStepQueue:
             batch = self.batch
             assert batch is not None
             group = state.take_group()
-            ready = ReadyGroup(group=group.group, query=group.query, version=group.version, outcomes=group.closed())
+            outcomes = group.closed()
+            ready = ReadyGroup(
+                group=group.group,
+                query=group.query,
+                version=group.version,
+                outcomes=outcomes,
+                newest_surviving=[newest_surviving(o.execution_id, state.went_back_to) for o in outcomes],
+            )
             batch.groups.append(ready)
             state.changed()
-            batch.enqueue(
-                await self._materializer.materialize(
-                    ready, state.config.groups_per_step * state.config.executions_per_group
-                )
+            micro_steps = await self._materializer.materialize(
+                ready, state.config.groups_per_step * state.config.executions_per_group
             )
-            self._serve()
+            if self.batch is batch:
+                batch.enqueue(micro_steps)
+                self._serve()
             state.signal.notify()
 
     def wants_work(self) -> bool:

@@ -39,8 +39,10 @@ class Boundary:
         state, config = self._state, self._state.config
         self._bursts += 1
         await self._transitions.end_burst()
+        state.require_line()
         if last or self._bursts % config.checkpoint_every == 0:
             await self._checkpoints.save(state.version)
+            state.require_line()
         state.show(f"publishing version {state.version}")
         started = state.clock.now()
         probes = await self._rollout.publish(state.version)
@@ -52,8 +54,28 @@ class Boundary:
         state.burst.guard = None
         state.begin_batch()
         await self._transitions.reopen()
+        state.require_line()
         if config.dispatch == "boundary":
-            self._dispatcher.dispatch(config.steps_per_burst * config.groups_per_step)
+            # μB groups, and fewer after the run went back, when more than (φ+μ)B are unconsumed.
+            self._dispatcher.fill()
+        state.sample()
+
+    async def pass_core_failure(self, last: bool) -> None:
+        """From the return of a lost core to the next burst: all cells return to rollout and load the version that the
+        run goes on from. Raises LineBroken, or WorkerLost, when the core is lost again."""
+        state = self._state
+        self._staleness.restart(state.ledger.ages(state.published))
+        state.show(f"going on from version {state.version}")
+        await self._transitions.return_all()
+        state.require_line()
+        started = state.clock.now()
+        probes = await self._rollout.publish(state.version)
+        self._published(probes, started)
+        # What is launched from here on samples only what survives.
+        self._dispatcher.incarnation = len(state.went_back_to)
+        if not last:
+            # What the lost boundary did not come to dispatch.
+            self._dispatcher.fill()
         state.sample()
 
     def _published(self, probes: list[Probe], started: float) -> None:

@@ -11,35 +11,37 @@ Who runs, what each waits for, and who wakes it. Every change of the shared stat
     launcher            of the run         a queued execution and a free slot       dispatch, closed executions, roles,
                         `dispatch.py`      while an engine is alive                 engines that are back
     <execution id>      per execution      the execution's outcome                  `Executions`
-    queue              of the run         a cell waits in line, nothing is queued  claims, groups that became ready
+    micro-step queue    of the run        a cell waits in line, nothing is queued  claims, groups that became ready
                         `batches.py`       and a ready group may be taken
     cell <i>            per cell of the    a micro-step for its claim               the queue
                         training set, and
                         micro-step under
-                        way `workers.py`
-    joins               of the run         the policy wants one more cell, or a     waterlevel, supply and its timer,
+                        way `training_cell.py`
+    joins               of the run         the mode wants   one more cell, or a     waterlevel, supply and its timer,
                         `transitions.py`   cell in training is in no batch          trainers that are back
     core leaves         after a burst      its own acts; joins wait for it          (the serial lock of transitions)
     copy, checkpoint    per checkpoint     `Cells.checkpoint`, `checkpoint_written` `Cells`
-    losses              of the run         a process that ended or made no          `Cells.next_failure`
-                        `training_cells.py`       progress
-    replace <member>    per lost member    its owner has let go; a new process      `Cells.replace`
-    engines alive       of the run         no engine is alive                       losses, engines that are back
+    failures            of the run         a process that ended or made no          `Cells.next_failure`
+                        `recovery.py`      progress
+    replace <worker>    per lost worker    its owner has let go; a new process      `Cells.replace`
+    engines alive       of the run         no engine is alive                       failures, engines that are back
 
 Two locks order what more than one task does: a transition of a cell holds `Transitions._serial`; whoever changes the
 training set or updates holds `TrainingSet.window`. The tasks of executions, of cells and of checkpoints belong to one
-`TaskSupervisor` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is completed.
+`TaskSupervisor` each, because a run ends in this order: executions, cells, and a checkpoint that is being written is
+completed.
 """
 
 import asyncio
 
-from gyre.control.base import Environment
+from gyre.control.base import Environment, WorkerLost
 from gyre.control.batches import MicroStepQueue
 from gyre.control.boundary import Boundary
 from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
-from gyre.control.recovery import Owners, Recovery, RecoveryLimits
+from gyre.control.recovery import CORE, Owners, Recovery
 from gyre.control.rollout import Rollout
+from gyre.control.setbacks import RecoveryLimits
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.steps import Steps
@@ -65,10 +67,10 @@ class Controller:
         order: LaunchOrder | None = None,
         mode: Mode | None = None,
     ) -> None:
-        """Raises ConfigError for an impossible configuration. `order` and `policy` default to what the config names."""
-        state = self._state = SharedState(require(config), environment.clock, environment.journal, initial.version)
+        """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
+        state = self._state = SharedState(require(config), environment.clock, environment.journal, initial)
         mode = mode or make_mode(config)
-        order = order or make_order(config.launch_order)
+        order = order or make_order(config)
         # The supervisors end in this order.
         self._crews = self._executions, self._cells, self._checkpoints = (
             TaskSupervisor(),
@@ -97,7 +99,7 @@ class Controller:
         checkpoints = Checkpoints(state, self._recovery, self._checkpoints)
         self._steps = Steps(state, self._recovery, self._queue, self._training, staleness)
         boundary = Boundary(state, self._rollout, self._transitions, self._dispatcher, checkpoints, staleness)
-        self._loop = TrainingLoop(state, self._steps, boundary, checkpoints)
+        self._loop = TrainingLoop(state, self._recovery, self._steps, boundary, checkpoints)
         self._max_steps = config.max_steps
 
     async def run(self, max_steps: int | None = None) -> None:
@@ -130,6 +132,7 @@ class Controller:
         self._dispatcher.fill()
         self._cells.spawn(self._recovery.watch(), "losses")
         self._cells.spawn(self._rollout.guard(), "engines alive")
+        await self._first_weights()
         await self._transitions.start()
         self._dispatcher.open = True
         state.sample()
@@ -138,6 +141,13 @@ class Controller:
         self._cells.spawn(self._transitions.joins(), "joins")
         await self._loop.run(self._max_steps)
         state.show("finished")
+
+    async def _first_weights(self) -> None:
+        """Returns when the core holds the version that the run starts from, and it is published."""
+        try:
+            await self._recovery.attempt(self._recovery.cells.go_back())
+        except WorkerLost:
+            await self._state.signal.until(lambda: self._recovery.alive(CORE.part, CORE.cell))
 
     def view(self) -> ControlView:
         """What is going on now; never blocks, changes nothing."""

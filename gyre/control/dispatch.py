@@ -29,7 +29,8 @@ class Dispatcher:
         self._tasks = tasks
         self._order = order
         self._ready = ready
-        self._incarnation = initial.incarnation
+        self.incarnation = initial.incarnation
+        """How often the run went back before what is launched now."""
         self._next = initial.next_group
         self.open = False
         """Engines can take work."""
@@ -52,7 +53,15 @@ class Dispatcher:
         entries = [(number, self._queries.query(number)) for number in numbers]
         for number, query in self._order.arrange(entries):
             state.ledger.dispatch(number, query, state.published)
-            state.record(GroupDispatched(t=state.clock.now(), group=number, query=query, version=state.published))
+            state.record(
+                GroupDispatched(
+                    t=state.clock.now(),
+                    group=number,
+                    query=query,
+                    version=state.published,
+                    predicted_s=self._order.predict(query),
+                )
+            )
 
     async def run(self) -> None:
         """Launches whenever it can; ends only by cancellation."""
@@ -70,7 +79,7 @@ class Dispatcher:
         for _ in range(self._free()):
             group, member = self._state.ledger.launch()
             ticket = Ticket(
-                execution_id=execution_id(group.group, member, self._incarnation),
+                execution_id=execution_id(group.group, member, self.incarnation),
                 group=group.group,
                 member=member,
                 query=group.query,
@@ -112,6 +121,7 @@ class Dispatcher:
         terminate()
         ready = state.ledger.close(ticket.group, ticket.member, outcome)
         self._closed(ticket, started, outcome)
+        state.progressed()
         if ready:
             state.record(GroupReady(t=state.clock.now(), group=ticket.group))
             if state.config.dispatch == "continuous":

@@ -1,33 +1,22 @@
 """Who is alive, and the one way in which Gyre deals with a worker that is gone, whatever it was and whoever noticed.
 
 A loss is noticed by a call that raises WorkerLost (`attempt`) or by whoever watches processes and progress (`watch`).
-Then: journal it → its owner does without it (`gone`) → a new process is started → its owner takes it back (`back`). A
-worker that is lost again and again at one policy version ends the run, as the loss of the core's trainer does.
+Then: journal it → its owner does without it (`gone`) → a new process is started → its owner takes it back (`back`).
+Losses are survived as often as they come, with growing pauses; `setbacks` says when that has no prospect any more.
 """
 
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import msgspec
-
-from gyre.control.base import Cells, EssentialLost, Part, WorkerId, WorkerLost
+from gyre.control.base import Cells, Part, WorkerId, WorkerLost
+from gyre.control.setbacks import RecoveryLimits, Setbacks
 from gyre.control.shared_state import SharedState
 from gyre.control.task_supervisor import TaskSupervisor
-from gyre.core.errors import GyreError
 from gyre.core.events import ProcessLost, ProcessRestarted
 
 T = TypeVar("T")
 CORE = WorkerId("trainer", 0)
-
-
-class RecoveryLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When recovery gives up."""
-
-    max_failures: int = 3
-    """How often one worker may be lost at one policy version."""
-    no_engine_s: float = 600.0
-    """How long no engine at all may be alive."""
 
 
 class Owner(Protocol):
@@ -59,10 +48,10 @@ class Recovery:
         self._owners: Owners | None = None
         self._down: set[WorkerId] = set()
         self._incarnations: Counter[WorkerId] = Counter()
-        self._losses: Counter[tuple[WorkerId, int]] = Counter()
+        self.setbacks = Setbacks(limits)
 
     def alive(self, part: Part, cell: int) -> bool:
-        return WorkerId(part, cell) not in self._down
+        return not self._down or WorkerId(part, cell) not in self._down
 
     async def attempt(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call of `Cells`. Raises WorkerLost when a worker is gone; its replacement is under way then,
@@ -76,15 +65,15 @@ class Recovery:
             raise
 
     def lost(self, worker: WorkerId, detail: str) -> None:
-        """Starts the replacement, unless it is under way. Raises EssentialLost for the core's trainer."""
-        if worker not in self._down:
-            self._down.add(worker)
-            self._record(worker, detail)
-            self._state.signal.notify()
-            if worker != CORE:
-                self._tasks.spawn(self._replace(worker), f"replace {worker}")
+        """Starts the replacement, unless it is under way."""
+        if worker in self._down:
+            return
+        self._down.add(worker)
         if worker == CORE:
-            raise EssentialLost(f"the core's trainer is gone: {detail}")
+            self._state.break_line()
+        pause = self._record(worker, detail)
+        self._tasks.spawn(self._replace(worker, pause), f"replace {worker}")
+        self._state.signal.notify()
 
     def owned_by(self, owners: Owners) -> None:
         """To be called before anything can be lost: owners work with workers that are alive, so they come later."""
@@ -96,7 +85,7 @@ class Recovery:
             loss = await self.cells.next_failure()
             self.lost(loss.worker, loss.detail)
 
-    async def _replace(self, worker: WorkerId) -> None:
+    async def _replace(self, worker: WorkerId, pause: float) -> None:
         assert self._owners is not None
         state, owner = self._state, getattr(self._owners, worker.part)
         started = state.clock.now()
@@ -110,16 +99,20 @@ class Recovery:
 
         await owner.gone(worker.cell)
         while True:
+            await state.clock.sleep(pause)
             try:
                 await self.cells.replace(worker)
                 await owner.back(worker.cell, alive)
                 return
             except WorkerLost as error:
-                self._record(worker, error.detail)
+                pause = self._record(worker, error.detail)
 
-    def _record(self, worker: WorkerId, detail: str) -> None:
+    def _record(self, worker: WorkerId, detail: str) -> float:
+        """Journals the loss. Returns how long to wait before the next attempt; raises GyreError when there shall be
+        none."""
         state = self._state
-        state.record(ProcessLost(t=state.clock.now(), name=str(worker), detail=detail))
-        losses = self._losses[worker, state.version] = self._losses[worker, state.version] + 1
-        if losses > self.limits.max_failures:
-            raise GyreError(f"{worker} was lost {losses} times at policy version {state.version}, last: {detail}")
+        now = state.clock.now()
+        state.record(ProcessLost(t=now, name=str(worker), detail=detail))
+        # A trainer that dies at every attempt of one step is no progress, whatever else goes on.
+        progress = state.best if worker.part == "trainer" else state.progress
+        return self.setbacks.note(str(worker), detail, now, progress)

@@ -19,7 +19,7 @@ class Rollout:
     def __init__(self, state: SharedState, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._cells = workers.cells
+        self._cells = recovery.cells
         self._serving: set[int] = set()
         """Engines in the rollout role, alive or not."""
         self._admitting: list[int] = []
@@ -35,7 +35,8 @@ class Rollout:
     @property
     def starved(self) -> bool:
         """Engines should admit, and none of them is alive."""
-        return bool(self._admitting) and not self._routable()
+        alive = self._recovery.alive
+        return bool(self._admitting) and not any(alive("engine", engine) for engine in self._admitting)
 
     async def admit(self, engines: Sequence[int]) -> None:
         """From now on exactly these take new calls, as far as they are alive."""
@@ -46,9 +47,13 @@ class Rollout:
         """The engine serves with the published weights, through as many processes as that takes."""
         while engine not in self._serving:
             await self._state.signal.until(lambda: self._recovery.alive("engine", engine))
+            version = self._state.published
             try:
-                await self._recovery.attempt(self._cells.enter_rollout(engine, self._state.published))
+                await self._recovery.attempt(self._cells.enter_rollout(engine, version))
             except WorkerLost:
+                continue
+            if version != self._state.published:
+                # The run went back meanwhile: what was loaded is gone.
                 continue
             self._serving.add(engine)
 
@@ -63,9 +68,12 @@ class Rollout:
             return NO_CALLS
 
     async def publish(self, version: int) -> list[Probe]:
+        """Raises WorkerLost, or LineBroken, when the core's trainer is lost meanwhile."""
         async with self._publishing:
+            self._state.require_line()
             engines = [e for e in self.order(0) if e in self._serving and self._recovery.alive("engine", e)]
             publication = await self._recovery.attempt(self._cells.publish(version, engines))
+            self._state.require_line()
             self._state.publish(version)
             for engine, why in publication.failed.items():
                 self._recovery.lost(WorkerId("engine", engine), why)

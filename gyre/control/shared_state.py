@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from gyre.control.base import Journal
 from gyre.control.burst import Burst
+from gyre.control.state import ControlState
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
-from gyre.core.events import Event, InvariantBroken, LedgerSampled, Role
+from gyre.core.events import Event, InvariantBroken, LedgerSampled, Role, RunWentBack
 from gyre.scheduling.config import SchedulerConfig, capacity
 from gyre.scheduling.ledger import BurstGuard, Group, Ledger
 from gyre.scheduling.rules import Situation, SupplyTimer, has_supply
@@ -42,16 +43,28 @@ class Signal:
                 self._waiters.remove(entry)
 
 
+class LineBroken(Exception):
+    """The core's trainer was lost: what the training loop is doing has no future."""
+
+
 class SharedState:
-    def __init__(self, config: SchedulerConfig, clock: Clock, journal: Journal, version: int) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Clock, journal: Journal, initial: ControlState) -> None:
         self.config = config
         self.clock = clock
         self.ledger = Ledger(config.executions_per_group, lightest_first=config.launch_order == "longest_first")
         self.signal = Signal()
         self.timer = SupplyTimer()
-        self.version = version
+        self.version = initial.version
         """Steps taken."""
-        self.published = version
+        self.published = initial.version
+        self.went_back_to = list(initial.went_back_to)
+        """The version of each time that the run went back to a checkpoint."""
+        self.line_broken = False
+        """The core's trainer was lost, and the training loop does not go on from its checkpoint yet."""
+        self.progress = 0
+        """Executions that closed and steps that no earlier step of this number preceded: what makes losses bearable."""
+        self.best = initial.version
+        """The highest version that was ever reached."""
         self.training = 0
         """k: cells out of rollout, always a prefix."""
         self.roles: list[Role] = ["rollout"] * config.cells
@@ -135,6 +148,32 @@ class SharedState:
 
     def stepped(self, version: int) -> None:
         self.version = version
+        if version > self.best:
+            self.best = version
+            self.progressed()
+
+    def progressed(self) -> None:
+        self.progress += 1
+
+    def break_line(self) -> None:
+        """The core's trainer is lost: nobody trains until it is back."""
+        self.line_broken = True
+        self.burst.over = True
+        self.burst.guard = None
+
+    def go_back(self, version: int) -> None:
+        """The run goes on from the checkpoint of `version`, whose weights are published."""
+        lost = self.version
+        self.version = self.published = version
+        self.went_back_to.append(version)
+        again, relabelled = self.ledger.go_back(version)
+        now = self.clock.now()
+        self.record(RunWentBack(t=now, version=version, lost=lost, ready_again=again, relabelled=relabelled))
+
+    def require_line(self) -> None:
+        """Raises LineBroken when the core's trainer was lost since the burst began."""
+        if self.line_broken:
+            raise LineBroken
 
     def publish(self, version: int) -> None:
         self.published = version

@@ -4,7 +4,7 @@
 and are not consumed by it. `resume_state` rebuilds it from the journal; it is pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -27,17 +27,15 @@ class PendingGroup(msgspec.Struct, frozen=True, kw_only=True):
 class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """Policy version of the checkpoint (= steps taken = published version)."""
-    incarnation: int = 0
-    """How often this run was resumed; executions launched by incarnation r > 0 are named g12-3.r1."""
     went_back_to: list[int] = []
-    """The version of each resumption, this one's last."""
+    """The version of each time that the run went back to a checkpoint, the last one last."""
     next_group: int = 0
     pending: list[PendingGroup] = []
 
-    def newest_surviving(self, execution_id: str) -> int | None:
-        """What the execution sampled at a later version came from weights that are gone; None when all are there."""
-        *_, born = parse_execution_id(execution_id)
-        return min(self.went_back_to[born:], default=None)
+    @property
+    def incarnation(self) -> int:
+        """How often the run went back; executions launched by incarnation r > 0 are named g12-3.r1."""
+        return len(self.went_back_to)
 
 
 FRESH = ControlState()
@@ -86,10 +84,16 @@ def parse_execution_id(name: str) -> tuple[int, int, int]:
         raise ConfigError(f"{name!r} is not an execution id; expected g<group>-<member>[.r<incarnation>].") from None
 
 
+def newest_surviving(execution_id: str, went_back_to: Sequence[int]) -> int | None:
+    """What the execution sampled at a later version may come from weights that are gone; None when all are there."""
+    *_, born = parse_execution_id(execution_id)
+    return min(went_back_to[born:], default=None)
+
+
 def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], version: int) -> ControlState:
     """The state at the checkpoint of `version` (a burst boundary), seen from the end of the journal.
 
-    `SurvivingLine` says which groups are dropped and which are unconsumed again. Executions that closed later are kept,
+    `SurvivingLine` says which groups are unconsumed again, and their versions. Executions that closed later are kept,
     whoever sampled them (`newest_surviving`); outcomes of those that were cut off (cause "cancelled") count as none.
     A journal may hold several incarnations.
     """
@@ -99,19 +103,17 @@ def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], versi
     line.go_back(version)
     known: dict[int, dict[int, Outcome]] = {}
     for name, outcome in outcomes.items():
-        group, member, born = parse_execution_id(name)
-        if outcome.cause != "cancelled" and group in line.dispatched and born >= line.dispatched[group][1]:
+        group, member, _ = parse_execution_id(name)
+        if outcome.cause != "cancelled":
             known.setdefault(group, {})[member] = outcome
     pending = [
         PendingGroup(group=group, query=event.query, version=event.version, outcomes=known.get(group, {}))
-        for group, (event, _) in sorted(line.dispatched.items())
+        for group, event in sorted(line.dispatched.items())
         if group not in line.consumed
     ]
-    went_back_to = [*line.went_back_to, version]
     return ControlState(
         version=version,
-        incarnation=len(went_back_to),
-        went_back_to=went_back_to,
+        went_back_to=line.went_back_to,
         next_group=max(line.dispatched, default=-1) + 1,
         pending=pending,
     )

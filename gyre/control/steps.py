@@ -30,32 +30,34 @@ class Steps:
         """Of the last step."""
 
     async def run(self) -> None:
-        """Returns when the update is done and, inside a burst, every cell has the new weights."""
+        """Returns when the update is done and, inside a burst, every cell has the new weights. Raises LineBroken, or
+        WorkerLost, when the core's trainer is lost."""
         state = self._state
+        state.require_line()
         state.burst.taken += 1
         batch = Batch(version=state.version, size=state.config.groups_per_step, started=state.clock.now())
         self._queue.open(batch)
-        broken = 0
         stats: UpdateStats | None = None
         while stats is None:
-            await state.signal.until(lambda: batch.complete and self._training.all_alive)
+            await state.signal.until(lambda: state.line_broken or (batch.complete and self._training.all_alive))
             async with self._training.window:
+                state.require_line()
                 if not (batch.complete and self._training.all_alive):
                     continue
                 state.show(f"updating to version {batch.step}")
                 cells = self._training.size
                 try:
                     stats = await self._recovery.attempt(self._recovery.cells.update(cells))
-                except GroupBroken:
+                except GroupBroken as error:
                     # Which satellites' gradients arrived is unknown; the core's own is intact.
-                    broken += 1
-                    if broken > self._recovery.limits.max_failures:
-                        raise
+                    pause = self._recovery.setbacks.note("the reduction", str(error), state.clock.now(), state.best)
+                    await state.clock.sleep(pause)
                     await self._training.drop(1)
                     continue
                 if stats.version != batch.step:
                     raise InvariantViolation(f"The core is at version {stats.version} after step {batch.step}.")
                 self._queue.close()
+                state.ledger.consume([group.group for group in batch.groups], stats.version)
                 state.stepped(stats.version)
                 if state.burst.last_step:
                     state.burst.over = True

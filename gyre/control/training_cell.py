@@ -26,7 +26,7 @@ class TrainingCell:
         self._recovery = recovery
         self._queue = queue
         self._claims: set[asyncio.Future[MicroStep]] = set()
-        at_once = members.cells.micro_steps_at_once
+        at_once = recovery.cells.micro_steps_at_once
         self._loops = {tasks.spawn(self._run(self._claim()), f"cell {cell}") for _ in range(at_once)}
 
     async def stop(self) -> None:

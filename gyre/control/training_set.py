@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gyre.control.base import WorkerLost
 from gyre.control.batches import MicroStepQueue
-from gyre.control.recovery import Recovery
+from gyre.control.recovery import CORE, Recovery
 from gyre.control.shared_state import SharedState
 from gyre.control.task_supervisor import TaskSupervisor, together
 from gyre.control.training_cell import TrainingCell
@@ -97,8 +97,15 @@ class TrainingSet:
     async def gone(self, cell: int) -> None:
         async with self.window:
             await self.drop(cell)
+            if cell == CORE.cell:
+                self._queue.abandon()
 
-    async def back(self, cell: int, alive: Callable[[], None]) -> None:  # noqa: ARG002  `joins` sees who may register
+    async def back(self, cell: int, alive: Callable[[], None]) -> None:
+        """`Transitions.joins` sees which satellite may register. The core goes back to its checkpoint, which the
+        training loop waits for."""
+        if cell == CORE.cell:
+            version = await self._recovery.cells.go_back()
+            self._state.go_back(version)
         alive()
 
     async def _enter_training(self, cell: int) -> bool:

@@ -96,7 +96,21 @@ class Transitions:
             # Before the next batch opens: the core must not claim from it, nor may another cell join meanwhile.
             await self._serial.acquire()
             done = await self._training.release(0)
-            self._tasks.spawn(self._core_leaves(done[0]), "core leaves training")
+            self._tasks.spawn(self._core_leaves(done.get(0, 0)), "core leaves training")
+
+    async def return_all(self) -> None:
+        """After the loss of the core: a transition under way ends, then every cell that is out of rollout returns, if
+        the policy lets it. None trains then."""
+        if not self._mode.releases:
+            return
+        state = self._state
+        async with self._serial:
+            state.burst.guard = None
+            out = [cell for cell in range(state.training) if state.roles[cell] == "training"]
+            await together(*(self._leave(cell, 0) for cell in reversed(out)))
+            await self._rollout.admit(self._rollout.order(0))
+            state.training = 0
+            state.changed()
 
     async def _core_leaves(self, micro_steps: int) -> None:
         """Lets other transitions go on when it has succeeded; otherwise the run ends."""
@@ -120,9 +134,10 @@ class Transitions:
         async with self._training.window:
             if state.burst.over:
                 target = "rollout"
-                await self._rollout.enter(cell)
             elif self._training.size == cell:
                 await self._training.register_next()
+        if target == "rollout":
+            await self._rollout.enter(cell)
         self._finished(cell, "rollout", target, started, handoff)
         state.reset_timer()
         state.changed()

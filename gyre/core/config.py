@@ -1,7 +1,8 @@
 """Reading typed configuration: TOML file, `section.key=value` overrides, msgspec structs.
 
 An unknown key, a wrong type or a value out of range is a `ConfigError` of one sentence that names the file, the key and
-what is allowed. Field annotations of type `pathlib.Path` are resolved against the file's directory.
+what is allowed. Field annotations of type `pathlib.Path` are resolved against the file's directory. A struct may name
+the keys that it had under another name in its class variable `RENAMED_KEYS`, old → new.
 """
 
 import difflib
@@ -101,6 +102,8 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
     for key, value in data.items():
         full = ".".join((*path, key))
         if key not in known:
+            if new := getattr(type_, "RENAMED_KEYS", {}).get(key):
+                raise ConfigError(f"{where}: {full} is now called {'.'.join((*path, new))}; rename the key")
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             of_kind = f" of {tag} {data[tag]!r}" if tag in data else ""

@@ -26,6 +26,8 @@ class GroupDispatched(_Event, frozen=True, kw_only=True, tag="group_dispatched")
     query: str
     version: int
     """v_d: published version at dispatch."""
+    predicted_s: float | None = None
+    """Seconds of one of its executions, as the launch order expected them; None when it predicts nothing."""
 
 
 class ExecutionStarted(_Event, frozen=True, kw_only=True, tag="execution_started"):
@@ -208,6 +210,18 @@ class ProcessLost(_Event, frozen=True, kw_only=True, tag="process_lost"):
     detail: str
 
 
+class RunWentBack(_Event, frozen=True, kw_only=True, tag="run_went_back"):
+    """The core's trainer was lost. A new one goes on from the checkpoint of `version`; executions go on undisturbed."""
+
+    version: int
+    lost: int
+    """Policy version that the run had reached; the steps after `version` are discarded."""
+    ready_again: list[int]
+    """Groups that a discarded step, or the open batch, had taken: they are ready again."""
+    relabelled: list[int]
+    """Groups that were dispatched under a discarded version: their v_d is `version` from now on."""
+
+
 class ProcessRestarted(_Event, frozen=True, kw_only=True, tag="process_restarted"):
     """A new process does what the lost one of the same name did."""
 
@@ -222,6 +236,16 @@ class MicroStepsReturned(_Event, frozen=True, kw_only=True, tag="micro_steps_ret
     cell: int
     step: int
     micro_steps: int
+
+
+class SandboxesOpened(_Event, frozen=True, kw_only=True, tag="sandboxes_opened"):
+    """How the runner isolates executions and graders, and by what their limits hold there."""
+
+    provider: str
+    limits: dict[str, str]
+    """By limit: "cgroup v1", "cgroup v2", "systemd scope", "rlimit", "affinity" or "watchdog"."""
+    weak: list[str]
+    """Those that the kernel does not enforce."""
 
 
 class RunFinished(_Event, frozen=True, kw_only=True, tag="run_finished"):
@@ -250,7 +274,9 @@ Event = (
     | ProxySampled
     | InvariantBroken
     | ProcessLost
+    | RunWentBack
     | ProcessRestarted
     | MicroStepsReturned
+    | SandboxesOpened
     | RunFinished
 )

@@ -108,11 +108,21 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     evaluator: str
     score: float | None
     valid: bool
+    version: str = ""
+    """Of the evaluator: a hash of what it grades by."""
     branch: str = ""
+    """Call id of the leaf whose state is assessed; "" is the state that the execution left."""
     designated: bool = True
+    """Whether it decides the reward, by the rule of the configuration."""
     detail: dict[str, float] = {}
     """Named partial scores, when the evaluator gives them."""
     error: str = ""
+    fault: Literal["", "grader", "platform"] = ""
+    """Why there is no score: the grader ran and gave none, or could not run."""
+    flags: list[str] = []
+    """Facts that a reader should see, such as signs of tampering (docs/outcomes.md)."""
+    usage: dict[str, float] = {}
+    """What a judge spent on it: tokens_read, tokens_written, cost."""
     seconds: float = 0.0
 
 

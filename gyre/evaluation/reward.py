@@ -12,6 +12,10 @@ MAX_BYTES = 1 << 20
 MAX_NAME = 200
 
 
+FILES = ("reward.json", "reward.txt")
+"""The first that is there counts."""
+
+
 class InvalidReward(Exception):
     """No reward can be read; the message says why."""
 
@@ -29,6 +33,11 @@ def read_reward(directory: Path) -> tuple[float, dict[str, float]]:
     except ValueError:
         raise InvalidReward(f"reward.txt holds {plain.strip()[:80]!r}, not a number") from None
     return _finite("reward.txt", value), {}
+
+
+def reward_files(directory: Path) -> list[str]:
+    """Those that are there."""
+    return [name for name in FILES if os.path.lexists(directory / name)]
 
 
 def _from_json(text: str) -> tuple[float, dict[str, float]]:

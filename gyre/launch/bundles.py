@@ -43,8 +43,8 @@ class NoRoom(GyreError):
 
 
 def assign(nodes: Sequence[ClusterNode], bundles: Mapping[str, Bundle]) -> dict[str, ClusterNode]:
-    """A node for each bundle, in the order of `bundles`: its own machine if it prefers that and fits there, else the node
-    with the most free GPUs, then CPUs, then the first. Raises NoRoom naming the bundle that fits nowhere."""
+    """A node for each bundle, in the order of `bundles`: its own machine if it prefers that and fits there, else the
+    node with the most free GPUs, then CPUs, then the first. Raises NoRoom naming the bundle that fits nowhere."""
     free = {node.id: (node.gpus, node.cpus) for node in nodes}
     chosen: dict[str, ClusterNode] = {}
     for name, bundle in bundles.items():

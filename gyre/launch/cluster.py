@@ -1,9 +1,10 @@
 """Supervises worker processes on the nodes of a Ray cluster that its operator has started.
 
-Each bundle gets a supervisor (`supervisor.NodeSupervisor`): an actor that holds the bundle's GPUs and supervises its workers as the local
-launcher does. Processes without a bundle run on this machine, which is a node of the cluster, too. Supervisors end when this
-process does, however it ends. A supervisor that is lost, with its node or alone, has lost its workers; the next start at its
-bundle takes a new supervisor, on whatever node has room then.
+A bundle is what one cell or pool engine needs on one node, in Ray's sense of the word. Each bundle gets a
+`NodeSupervisor`: an actor that holds the bundle's GPUs and supervises its workers as the local launcher does. Processes
+without a bundle run on this machine, which is a node of the cluster, too. Supervisors end when this process does,
+however it ends. A supervisor that is lost, with its node or alone, has lost its workers; the next start in its bundle
+starts a new supervisor, on whatever node has room then.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ class SupervisedNode:
         self._actor = actor
 
     async def ask(self, method: str, *arguments: object) -> Any:
-        """Raises NodeSupervisorLost when the supervisor is gone for good. A connection that breaks is tried again until Ray knows."""
+        """Raises NodeSupervisorLost when the supervisor is gone for good; until then a broken call is repeated."""
         while True:
             try:
                 return await getattr(self._actor, method).remote(*arguments)

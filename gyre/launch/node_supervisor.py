@@ -18,7 +18,7 @@ from gyre.launch.local import LocalLauncher, LocalProcess
 
 
 class NodeSupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher tells a new supervisor; in a call and not at its creation, whose arguments Ray keeps in its tables."""
+    """What a launcher tells a new supervisor; in a call, since Ray keeps the arguments of its creation."""
 
     bundle: str
     host: str

@@ -1,0 +1,1 @@
+"""An offline tool: recorded traffic of a harness replayed through the real session code."""

@@ -178,7 +178,9 @@ def outcome_sentence(outcome: Outcome) -> str:
 def assessment_sentence(assessment: Assessment) -> str:
     score = "no score" if assessment.score is None else f"score {assessment.score:.3f}"
     parts = ", ".join(f"{name} {value:.3f}" for name, value in assessment.detail.items())
-    return f"assessment by {assessment.evaluator}: {score} {parts} {assessment.error}".rstrip()
+    flags = f"[{', '.join(assessment.flags)}]" if assessment.flags else ""
+    said = (score, parts, flags, assessment.error)
+    return f"assessment by {assessment.evaluator}: {' '.join(part for part in said if part)}"
 
 
 def number(value: float | None) -> str:

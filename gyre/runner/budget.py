@@ -29,6 +29,12 @@ class Budget:
         timeout, self._timeout = self._timeout, None
         await timeout.__aexit__(kind, error, at)
 
+    @property
+    def left(self) -> float:
+        """Seconds that are not spent."""
+        end = self._timeout.when() if self._timeout is not None else None
+        return self._left if end is None else end - asyncio.get_running_loop().time()
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time in here is not spent. Pauses may overlap."""

@@ -6,12 +6,17 @@ its calls, or for a grader.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
 
 from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import TaskError
 from gyre.core.records import Assessment, CallFacts
-from gyre.evaluation import Evaluator
+from gyre.evaluation import Evaluator, Evaluators, Preserved
+from gyre.evaluation.base import GradingLimits
+from gyre.evaluation.rule import combined, designates
 from gyre.harnesses import HarnessProfile
 from gyre.runner.base import ExecutionReport, ExecutionSpec
 from gyre.runner.budget import Budget
@@ -34,7 +39,7 @@ class Execution:
         profile: HarnessProfile,
         config: RunnerConfig,
         harness: HarnessRunner,
-        evaluator: Evaluator,
+        evaluators: Evaluators,
         gradings: asyncio.Semaphore,
         record: Callable[[Assessment], None],
         clock: Clock | None = None,
@@ -45,7 +50,7 @@ class Execution:
         self._profile = profile
         self._config = config
         self._harness = harness
-        self._evaluator = evaluator
+        self._evaluators = evaluators
         self._gradings = gradings
         self._record = record
         self._clock = clock or SystemClock()
@@ -115,36 +120,72 @@ class Execution:
             calls = await asyncio.shield(self._calls)
         ending = judge(self._run.ending, calls)
         if worth_grading(ending):
-            await self._evaluate(task, self._run.sandbox)
+            await self._evaluate(task, self._run.sandbox, calls)
         return self._report(ending)
 
-    async def _evaluate(self, task: Task, sandbox: SandboxSpec) -> None:
-        execution_id = self.spec.execution_id
+    async def _evaluate(self, task: Task, sandbox: SandboxSpec, calls: CallFacts) -> None:
+        """Every evaluator has its say, one after the other; the rule of the configuration then designates."""
+        trajectory = msgspec.structs.asdict(calls)
         with self._budget.paused():
-            preserved = await self._evaluator.preserve(execution_id, sandbox)
-        for attempt in range(self._config.evaluation.attempts):
+            work = await self._evaluators.preserve(self.spec.execution_id, sandbox, trajectory)
+        last: dict[str, Assessment] = {}
+        for evaluator in self._evaluators.configured:
+            last[evaluator.name] = await self._assessed(evaluator, work, task, last)
+        designated = combined(self._evaluators.section, last)
+        if designated is not None:
+            self._take(designated)
+
+    async def _assessed(
+        self, evaluator: Evaluator, work: Preserved, task: Task, earlier: Mapping[str, Assessment]
+    ) -> Assessment:
+        """The last word of an evaluator, after as many attempts as it needs and may have."""
+        section, budgets = self._evaluators.section, self.spec.budgets
+        timeout_s = min(budgets.evaluation_s, task.verifier_timeout_s or float("inf"))
+        limits = GradingLimits(timeout_s=timeout_s, boot_timeout_s=budgets.boot_s)
+        log = self._harness.log(work.execution_id, "verifier")
+
+        def taken(assessment: Assessment) -> Assessment:
+            designated = designates(section, earlier, assessment)
+            return self._take(msgspec.structs.replace(assessment, designated=designated))
+
+        for attempt in range(section.attempts):
             if attempt:
+                if self._budget.left < timeout_s:
+                    # Cut off by the overall budget, work that hangs its grader would be excluded instead of judged.
+                    break
                 with self._budget.paused():
-                    await self._clock.sleep(self._config.evaluation.retry_s * 2 ** (attempt - 1))
-            grader = Slot(self._gradings)
-            started = self._clock.now()
-            with self._budget.paused():
-                await grader.take()
-            self._waited_s += self._clock.now() - started
-            try:
-                assessment = await self._evaluator.assess(
-                    preserved,
-                    task,
-                    timeout_s=min(self.spec.budgets.evaluation_s, task.verifier_timeout_s or float("inf")),
-                    boot_timeout_s=self.spec.budgets.boot_s,
-                    log=self._harness.log(execution_id, "verifier"),
-                )
-            finally:
-                grader.free()
-            self._assessments.append(assessment)
-            self._record(assessment)
+                    await self._clock.sleep(section.retry_s * 2 ** (attempt - 1))
+            async with self._place(evaluator):
+                assessment = taken(await evaluator.assess(work, task, limits, log))
             if assessment.valid:
-                return
+                return assessment
+        with self._budget.paused():
+            async with self._place(evaluator):
+                settled = await evaluator.settle(work, task, assessment, limits, log)
+        return assessment if settled is None else taken(settled)
+
+    @asynccontextmanager
+    async def _place(self, evaluator: Evaluator) -> AsyncIterator[None]:
+        """One of the graders that the worker has, for an evaluator that uses one; waiting for it is nobody's time. The
+        others keep their own order, and what they take is nobody's time either."""
+        if not evaluator.uses_grader:
+            with self._budget.paused():
+                yield
+            return
+        grader = Slot(self._gradings)
+        started = self._clock.now()
+        with self._budget.paused():
+            await grader.take()
+        self._waited_s += self._clock.now() - started
+        try:
+            yield
+        finally:
+            grader.free()
+
+    def _take(self, assessment: Assessment) -> Assessment:
+        self._assessments.append(assessment)
+        self._record(assessment)
+        return assessment
 
     def _report(self, ending: Ending) -> ExecutionReport:
         run = self._run

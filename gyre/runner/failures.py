@@ -98,7 +98,8 @@ def designate(
     else:
         validity = Validity.UNRESOLVED
         if assessments and not message:
-            message = f"no valid assessment: {assessments[-1].error}"
+            failed = next((each for each in reversed(assessments) if not each.valid), assessments[-1])
+            message = f"no valid assessment: {failed.error}"
     chosen = valid[-1] if validity is Validity.VALID else None
     return Outcome(
         execution_id=execution_id,

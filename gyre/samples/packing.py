@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from gyre.samples.expert_routing import agreed
 from gyre.samples.microstep import ExecutionRows, MicroStep
 from gyre.samples.prefixes import ATTENTION_BREAK_EVEN, SharedRows, Size
-from gyre.trajectory.expert_routing import agreed
 
 
 def row_cost(tokens: int) -> float:

@@ -5,6 +5,8 @@ Copying and removing are coreutils': they survive FIFOs, odd permissions and tre
 
 import asyncio
 import contextlib
+import os
+import stat
 from pathlib import Path
 
 from gyre.core.errors import SandboxError
@@ -16,6 +18,11 @@ async def copy(source: str | Path, target: Path) -> None:
     await _run("cp", "-a", "--reflink=auto", "--", str(source), str(target))
 
 
+async def give(path: Path, owner: str) -> None:
+    """Changes the owner of everything below `path`, which nothing hostile has written yet. Raises SandboxError."""
+    await _run("chown", "-hR", owner, "--", str(path))
+
+
 async def remove_tree(path: Path) -> None:
     """Removes a directory whatever the permissions of what it holds; it may be missing. Raises SandboxError."""
     try:
@@ -23,6 +30,21 @@ async def remove_tree(path: Path) -> None:
     except SandboxError:
         await _run("chmod", "-R", "u+rwX", "--", str(path))
         await _run("rm", "-rf", "--", str(path))
+
+
+def make_readable(directory: Path) -> None:
+    """Gives the owner of a tree the right to read all of it, where it has not; links are not followed."""
+    pending = [str(directory)]
+    while pending:
+        path = pending.pop()
+        with contextlib.suppress(OSError):
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode):
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
+                pending += [os.path.join(path, name) for name in os.listdir(path)]
+            elif stat.S_ISREG(mode) and not mode & stat.S_IRUSR:
+                os.chmod(path, stat.S_IMODE(mode) | stat.S_IRUSR)
 
 
 def ensure_inside(path: Path, directory: Path, sandbox: str) -> Path:

@@ -1,10 +1,11 @@
 """`[scheduler]`: what a step is, how much may be in flight, and which cells exist (paper §2.2, §4).
 
-Names are the paper's. `problems` is pure and returns every reason to refuse; `require` raises the first one.
+Each key has a plain name; its docstring gives the paper's symbol. `problems` is pure and returns every reason to
+refuse; `require` raises the first one.
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -14,27 +15,40 @@ ModeName = Literal["elastic", "async", "colocate", "coarse"]
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {
+        "policy": "mode",
+        "B": "groups_per_step",
+        "N": "executions_per_group",
+        "mu": "steps_per_burst",
+        "phi": "extra_dispatch",
+        "K": "cells",
+        "C_e": "cell_capacity",
+        "C_s": "pool_capacity",
+        "rho_min": "min_supply",
+        "tau_s": "supply_wait_s",
+    }
+
     mode: ModeName = "elastic"
     groups_per_step: int
-    """Query groups per optimizer step."""
+    """B: query groups per optimizer step."""
     executions_per_group: int
-    """Executions per group."""
+    """N: executions per group."""
     steps_per_burst: int = 1
-    """Steps per burst, that is between two publications."""
+    """μ: steps per burst, that is between two publications."""
     extra_dispatch: float = 0.0
-    """Extra dispatch in units of B; φ·B is a whole number of groups."""
+    """φ: extra dispatch in units of B; φ·B is a whole number of groups."""
     cells: int
-    """Elastic cells; cell 0 is the core. With `async` all K cells train and never serve."""
+    """K: elastic cells; cell 0 is the core. With `async` all K cells train and never serve."""
     cell_capacity: int
-    """Concurrent executions that one cell serves in rollout."""
+    """C_e: concurrent executions that one cell serves in rollout."""
     pool_capacity: int = 0
-    """Concurrent executions of the standalone pool, all its engines together."""
+    """C_s: concurrent executions of the standalone pool, all its engines together."""
     pool_engines: int = 1
     """Engines of the pool, numbered −1, −2, …; without meaning when C_s = 0."""
     min_supply: float = 0.125
-    """Supply check: ready groups needed before a cell may join, in units of B."""
+    """ρ_min, supply check: ready groups needed before a cell may join, in units of B."""
     supply_wait_s: float = 60.0
-    """Supply check: seconds for which the supply must have held without a break."""
+    """τ, supply check: seconds for which the supply must have held without a break."""
     streaming: bool = True
     """False: the first step of a burst waits for all μB groups."""
     dispatch: Literal["boundary", "continuous"] = "boundary"
@@ -77,15 +91,16 @@ def problems(config: SchedulerConfig, section: str = "scheduler") -> list[str]:
     ]
     if not 0 < config.min_supply <= 1:
         found.append(
-            f"{section}.min_supply = {config.min_supply} is outside (0, 1]; a batch holds B groups, so no more than B can be "
-            "waited for."
+            f"{section}.min_supply = {config.min_supply} is outside (0, 1]; a batch holds groups_per_step groups, "
+            "so no more than all of them can be waited for."
         )
     if found:
         return found
     extra = config.extra_dispatch * config.groups_per_step
     if not math.isfinite(extra) or abs(extra - round(extra)) > 1e-9:
         found.append(
-            f"{section}.extra_dispatch = {config.extra_dispatch} with B = {config.groups_per_step} is {extra:g} extra groups; φ·B must be a whole number."
+            f"{section}.extra_dispatch = {config.extra_dispatch} with groups_per_step = {config.groups_per_step} is "
+            f"{extra:g} extra groups; their product must be a whole number."
         )
     found += _placement(config, section)
     if not found and config.dispatch == "continuous":
@@ -121,17 +136,18 @@ def _placement(config: SchedulerConfig, section: str) -> list[str]:
     mode = config.mode
     if mode in ("colocate", "coarse") and config.cells != 1:
         found.append(
-            f"{section}.cells = {config.cells} with mode {mode}: the whole pool switches as one cell, so K must be 1; "
+            f"{section}.cells = {config.cells} with mode {mode}: the whole pool switches as one cell, so it must be 1; "
             "use mode elastic for cells that switch one by one."
         )
     if mode == "colocate" and config.pool_capacity:
         found.append(
-            f"{section}.pool_capacity = {config.pool_capacity} with mode colocate: nothing stays in rollout; use mode coarse."
+            f"{section}.pool_capacity = {config.pool_capacity} with mode colocate: nothing stays in rollout; "
+            "use mode coarse."
         )
     if mode == "colocate" and config.extra_dispatch:
         found.append(
-            f"{section}.extra_dispatch = {config.extra_dispatch} with mode colocate: all executions must end before the pool switches, so "
-            "nothing extra can be in flight; φ must be 0."
+            f"{section}.extra_dispatch = {config.extra_dispatch} with mode colocate: all executions must end before "
+            "the pool switches, so nothing extra can be in flight; it must be 0."
         )
     if mode in ("async", "coarse") and not config.pool_capacity:
         found.append(
@@ -139,19 +155,21 @@ def _placement(config: SchedulerConfig, section: str) -> list[str]:
         )
     if 0 < config.pool_capacity < config.pool_engines:
         found.append(
-            f"{section}.pool_engines = {config.pool_engines} is more than C_s = {config.pool_capacity}: each engine of the pool "
-            "must serve at least one execution."
+            f"{section}.pool_engines = {config.pool_engines} is more than pool_capacity = {config.pool_capacity}: each "
+            "engine of the pool must serve at least one execution."
         )
     if mode != "async" and config.cell_capacity < 1:
         found.append(
-            f"{section}.cell_capacity = {config.cell_capacity} with mode {mode}: a cell in rollout must serve ≥ 1 execution."
+            f"{section}.cell_capacity = {config.cell_capacity} with mode {mode}: a cell in rollout must serve "
+            "at least one execution."
         )
     most = capacity(config, config.cells if mode == "async" else 0)
     if most < config.executions_per_group and not found:
-        formula = "C_s" if mode == "async" else "C_s + K·C_e"
+        formula = "pool_capacity" if mode == "async" else "pool_capacity + cells · cell_capacity"
         found.append(
-            f"{section}.executions_per_group = {config.executions_per_group} is more than the rollout capacity {formula} = {most}; one group must fit at "
-            "once: raise C_e or K, or lower N."
+            f"{section}.executions_per_group = {config.executions_per_group} is more than the rollout capacity "
+            f"{formula} = {most}; one group must fit at once: raise the capacity or the number of cells, or take fewer "
+            "executions per group."
         )
     return found
 

@@ -2,7 +2,8 @@
 
 d counts dispatched executions, p launched ones, f terminated ones; 0 ≤ f ≤ p ≤ d always and p − f ≤ C_R. An execution
 terminates when its harness has ended: from then on it holds no place. Its group is ready when the grades of all members
-are there. Memory holds what is outstanding: a group leaves when a batch takes it. Not thread-safe, no clock, no I/O.
+are there. Memory holds what is outstanding, and what a batch took until a checkpoint covers it. Not thread-safe, no
+clock, no I/O.
 """
 
 import heapq
@@ -44,6 +45,8 @@ class Ledger:
         self.f = 0
         self.groups: dict[int, Group] = {}
         """Dispatched and not yet taken by a batch."""
+        self._taken: dict[int, tuple[Group, int | None]] = {}
+        """Groups that a batch took and no checkpoint covers, with the step that consumed them."""
         self._queue: deque[tuple[int, int]] = deque()
         self._running: set[tuple[int, int]] = set()
         self._grading: set[tuple[int, int]] = set()
@@ -119,8 +122,38 @@ class Ledger:
     def take(self) -> Group:
         """Hands the ready group of the oldest version (then the lightest, if asked for; then of the lowest dispatch
         number) to a batch."""
-        _, _, group = heapq.heappop(self._ready)
-        return self.groups.pop(group)
+        _, _, number = heapq.heappop(self._ready)
+        group = self.groups.pop(number)
+        self._taken[number] = group, None
+        return group
+
+    def consume(self, groups: Iterable[int], step: int) -> None:
+        """These groups of the batch are trained by `step`."""
+        for number in groups:
+            self._taken[number] = self._taken[number][0], step
+
+    def cover(self, version: int) -> None:
+        """No way leads back behind this version any more."""
+        self._taken = {
+            number: (group, step) for number, (group, step) in self._taken.items() if step is None or step > version
+        }
+
+    def go_back(self, version: int) -> tuple[list[int], list[int]]:
+        """The run goes on from the checkpoint of `version`. Groups that a later step or an open batch took are ready
+        again; groups that were dispatched under a later version get this one. Returns the numbers of both, ascending.
+        """
+        again = [group for group, step in self._taken.values() if step is None or step > version]
+        for group in again:
+            del self._taken[group.group]
+            self.groups[group.group] = group
+        relabelled = [group for group in self.groups.values() if group.version > version]
+        for group in relabelled:
+            group.version = version
+        self._ready = []
+        for group in self.groups.values():
+            if group.open == 0:
+                self._is_ready(group)
+        return sorted(group.group for group in again), sorted(group.group for group in relabelled)
 
     def check(self, capacity: int) -> None:
         """Raises InvariantViolation unless 0 ≤ f ≤ p ≤ d and p − f ≤ C_R and p − f executions run. How many are being

@@ -1,5 +1,6 @@
 """`gyre plan`: what a scheduler configuration means, in sentences. Pure."""
 
+from gyre.scheduling.advice import advice
 from gyre.scheduling.config import SchedulerConfig, capacity
 from gyre.scheduling.staleness import expected_staleness
 
@@ -9,6 +10,7 @@ def explain(config: SchedulerConfig) -> str:
     parts = [_work(config), _capacity(config), _staleness(config), _training(config)]
     if config.mode != "async":
         parts.append(_join_table(config))
+    parts += [f"Note: {sentence}" for sentence in advice(config)]
     return "\n\n".join(parts)
 
 
@@ -16,7 +18,8 @@ def _work(config: SchedulerConfig) -> str:
     executions = config.groups_per_step * config.executions_per_group
     bursts = -(-config.max_steps // config.steps_per_burst)
     lines = [
-        f"One step trains B = {config.groups_per_step} groups of N = {config.executions_per_group} executions: {executions} executions.",
+        f"One step trains B = {config.groups_per_step} groups of N = {config.executions_per_group} executions: "
+        f"{executions} executions.",
         f"A burst is μ = {config.steps_per_burst} {_plural('step', config.steps_per_burst)} between two publications: "
         f"{config.steps_per_burst * config.groups_per_step} groups, {config.steps_per_burst * executions} executions.",
         f"The run takes {config.max_steps} {_plural('step', config.max_steps)} in {bursts} {_plural('burst', bursts)} "
@@ -32,7 +35,8 @@ def _capacity(config: SchedulerConfig) -> str:
     else:
         most = capacity(config, 0)
         pool = f" and a pool of {config.pool_capacity}" if config.pool_capacity else ""
-        where = f"{config.cells} {_plural('cell', config.cells)} of {config.cell_capacity}{pool} serve {most} executions at once"
+        cells = f"{config.cells} {_plural('cell', config.cells)}"
+        where = f"{cells} of {config.cell_capacity}{pool} serve {most} executions at once"
     flight = config.depth * config.executions_per_group
     fits = "all of them run at once" if flight <= most else f"{flight - most} of them wait in the queue"
     refill = (
@@ -50,8 +54,8 @@ def _staleness(config: SchedulerConfig) -> str:
     mean = expected_staleness(extra_dispatch=config.extra_dispatch, steps_per_burst=config.steps_per_burst)
     if config.dispatch == "continuous":
         return (
-            f"Staleness: continuous dispatch gives φ + (μ−1)/2 + μ + R/B = {mean + config.steps_per_burst:g} + R/{config.groups_per_step} "
-            "versions on average, with R ready groups left at a publication."
+            f"Staleness: continuous dispatch gives φ + (μ−1)/2 + μ + R/B = {mean + config.steps_per_burst:g} + "
+            f"R/{config.groups_per_step} versions on average, with R ready groups left at a publication."
         )
     return f"Staleness: φ + (μ−1)/2 = {mean:g} versions on average in the long run; the first steps are fresher."
 

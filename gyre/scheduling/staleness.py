@@ -20,6 +20,10 @@ class StalenessAccount:
         """`ages`: of the groups that a resumed run starts with (A_0)."""
         self._mu = steps_per_burst
         self._batch = batch_groups
+        self.restart(ages)
+
+    def restart(self, ages: Iterable[int]) -> None:
+        """The run went back to a checkpoint; `ages` as at the start."""
         self._initial_age = sum(ages)
         self._outstanding = 0
         self.consumed = 0

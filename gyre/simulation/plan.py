@@ -86,7 +86,8 @@ def plan(config: SchedulerConfig, recording: Recording | None = None, *, graders
         taken = own if candidate is config else hours(candidate)
         note = "this configuration" if candidate is config else f"{taken / own - 1:+.1%}"
         lines.append(
-            f"{candidate.extra_dispatch:6g}{candidate.steps_per_burst:4}{candidate.cells:5}{candidate.cell_capacity:6}{_duration(taken):>12}    {note}"
+            f"{candidate.extra_dispatch:6g}{candidate.steps_per_burst:4}{candidate.cells:5}{candidate.cell_capacity:6}"
+            f"{_duration(taken):>12}    {note}"
         )
     return explain(config) + "\n\n" + "\n".join(lines)
 

@@ -125,7 +125,7 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
     # Medians: a transition that had to wait for an update took longer than a switch takes.
     usual = {key: statistics.median(values) if values else 0.0 for key, values in spans.items()}
     hours = (end - begin) / HOUR
-    return Recording(groups=groups, group_size=members, times=CellTimes(**usual), steps=steps, hours=hours)
+    return Recording(groups=groups, group_size=group_size, times=CellTimes(**usual), steps=steps, hours=hours)
 
 
 def load_run(root: Path) -> tuple[Recording, SchedulerConfig]:
@@ -152,7 +152,8 @@ def replay_run(
     require(config)
     if recording.group_size != config.executions_per_group:
         raise ConfigError(
-            f"scheduler.executions_per_group = {config.executions_per_group} but the recorded groups have {recording.group_size} executions."
+            f"scheduler.executions_per_group = {config.executions_per_group} but the recorded groups have "
+            f"{recording.group_size} executions."
         )
     stats = RunStats()
     source = _Source(recording, seed)

@@ -67,6 +67,8 @@ class SimCells:
         self._busy: set[int] = set()
         self._version = version
         self._published = version
+        self.saved = version
+        """Version of the newest complete checkpoint, or of the start."""
         self._saving: int | None = None
         """Version of the checkpoint that is being written."""
         self._training: dict[int, int] = {}
@@ -136,8 +138,15 @@ class SimCells:
     async def checkpoint_written(self, version: int) -> str:
         self._demand(version == self._saving, f"Version {version} is awaited while {self._saving} is being written.")
         await self._clock.sleep(self._times.checkpoint_write_s)
-        self._saving = None
+        self._saving, self.saved = None, version
         return f"simulated/{version}"
+
+    async def go_back(self) -> int:
+        """To the newest complete checkpoint."""
+        self._version = self._published = self.saved
+        self._saving = None
+        self._training.clear()
+        return self.saved
 
     async def next_failure(self) -> ProcessFailure:
         failure: asyncio.Future[ProcessFailure] = asyncio.get_running_loop().create_future()

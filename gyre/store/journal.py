@@ -1,7 +1,9 @@
 """Reading a journal that a run and its resumptions wrote one after the other.
 
-A resumption starts with `RunStarted(resumed_from=v)`: it goes on from the checkpoint of version v, so what the parts
-before it did beyond v is history and not part of the surviving line. Pure functions of the events.
+A run goes back in two ways. A resumption starts with `RunStarted(resumed_from=v)`: no execution outlives it. After the
+loss of the core's trainer, `RunWentBack(version=v)` stands inside a part, and executions go on. Either way the run goes
+on from the checkpoint of version v, so what was done beyond v is history and not part of the surviving line. Pure
+functions of the events.
 """
 
 from collections.abc import Iterable
@@ -21,6 +23,7 @@ from gyre.core.events import (
     PublicationProbed,
     Published,
     RunStarted,
+    RunWentBack,
     StepDone,
 )
 
@@ -39,12 +42,18 @@ def on_one_axis(events: Iterable[Event]) -> list[Event]:
 
 
 def went_back(event: Event) -> int | None:
-    """The version that a resumption goes on from: what was done beyond it is discarded. None for any other event."""
-    return event.resumed_from or 0 if isinstance(event, RunStarted) else None
+    """The version that the run goes on from: what was done beyond it is discarded. None for any other event."""
+    match event:
+        case RunStarted():
+            return event.resumed_from or 0
+        case RunWentBack():
+            return event.version
+        case _:
+            return None
 
 
 def surviving(events: Iterable[Event]) -> list[Event]:
-    """Without the steps, micro-steps, joins and publications that a resumption went back behind."""
+    """Without the steps, micro-steps, joins and publications that the run went back behind."""
     line: list[Event] = []
     for event in events:
         base = went_back(event)
@@ -57,9 +66,9 @@ def surviving(events: Iterable[Event]) -> list[Event]:
 class SurvivingLine:
     """What the events so far come to on the line of checkpoints that survives. Give it every event once, in order.
 
-    Every reader that needs to know what a resumption discards asks here. A group that was dispatched later than the
-    version that a resumption goes on from is dropped, because a discarded line of weights produced it; one that a later
-    step consumed is unconsumed again.
+    Every reader that needs to know what going back discards asks here. Groups stay: one that was dispatched under a
+    later version than the run goes on from has that version from then on, and one that a later step consumed is
+    unconsumed again. `scheduling.ledger.Ledger.go_back` does the same to the groups of a running controller.
     """
 
     def __init__(self) -> None:
@@ -67,9 +76,9 @@ class SurvivingLine:
         """Steps taken."""
         self.published = 0
         self.went_back_to: list[int] = []
-        """The version of each resumption, oldest first."""
-        self.dispatched: dict[int, tuple[GroupDispatched, int]] = {}
-        """Group → its dispatch, and how many resumptions came before that."""
+        """The version of each time that the run went back, oldest first."""
+        self.dispatched: dict[int, GroupDispatched] = {}
+        """Group → its dispatch, under the version that counts."""
         self.ready: set[int] = set()
         """Groups that are ready and not consumed."""
         self.consumed: dict[int, int] = {}
@@ -77,12 +86,10 @@ class SurvivingLine:
 
     def read(self, event: Event) -> None:
         match event:
-            case RunStarted():
-                if event.resumed_from is not None:
-                    self.went_back_to.append(event.resumed_from)
-                self.go_back(event.resumed_from or 0)
+            case RunStarted(resumed_from=int(version)) | RunWentBack(version=version):
+                self.go_back(version)
             case GroupDispatched():
-                self.dispatched[event.group] = (event, len(self.went_back_to))
+                self.dispatched[event.group] = event
             case GroupReady():
                 self.ready.add(event.group)
             case StepDone():
@@ -96,14 +103,15 @@ class SurvivingLine:
 
     def go_back(self, version: int) -> None:
         """The run goes on from the checkpoint of `version`."""
+        self.went_back_to.append(version)
         self.version = self.published = version
         again = [group for group, step in self.consumed.items() if step > version]
         for group in again:
             del self.consumed[group]
         self.ready.update(again)
-        for group in [group for group, (event, _) in self.dispatched.items() if event.version > version]:
-            del self.dispatched[group]
-            self.ready.discard(group)
+        for group, event in self.dispatched.items():
+            if event.version > version:
+                self.dispatched[group] = msgspec.structs.replace(event, version=version)
 
 
 def _version(event: Event) -> int:

@@ -4,6 +4,7 @@ Format: that of Harbor 0.26 (schema 1.x). There is no image here: a Dockerfile i
 initial files in environment/workspace/, and a task that needs its image is refused. The network is always off.
 """
 
+import math
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -61,6 +62,7 @@ def load_task(path: str | Path) -> Task:
             memory_mb=field.megabytes("environment.memory_mb"),
             storage_mb=field.megabytes("environment.storage_mb"),
         ),
+        reward_range=_reward_range(directory, field.get("verifier.reward_range", tuple[float, float])),
         raw=raw,
     )
 
@@ -100,6 +102,15 @@ def _refuse_unsupported(directory: Path, raw: dict[str, Any]) -> None:
             f"{directory}: {part}: the task needs a container image, which the bubblewrap sandbox does not have; "
             "put its initial files in environment/workspace/."
         )
+
+
+def _reward_range(directory: Path, bounds: tuple[float, float] | None) -> tuple[float, float]:
+    low, high = bounds or (0.0, 1.0)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise TaskError(
+            f"{directory}: task.toml: verifier.reward_range is [{low}, {high}]; give the lowest and the highest reward."
+        )
+    return low, high
 
 
 def _workdir(directory: Path, workdir: str) -> str:

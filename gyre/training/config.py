@@ -77,6 +77,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
     epsilon: Annotated[float, Meta(gt=0)] = 1e-15
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
+    """Of matrices; norms and biases do not decay."""
     clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Global gradient norm above which the gradient is scaled down."""
 

@@ -1,6 +1,4 @@
-"""The trajectory plane: from model calls to rows for the trainer. Pure: no I/O, no clock, no asyncio.
+"""The trajectory tree of an execution: which tokens a call continues, and who made it. Pure: no I/O, no clock.
 
-Reading order: conversation → render, lexer, syntax, stream_parse (messages ↔ tokens) → canonical, history (is this a
-turn we know?) → node, call, checks, tree (prepare, commit, records) → roles → admission → rows, advantage → packing →
-microstep.
+Reading order: history (is this a turn we know?) → node, paths, call, checks, tree (prepare, commit, records) → roles.
 """

@@ -1,4 +1,4 @@
-"""One choice of experts for every token of a tree, and for every token that a group's rows share.
+"""One choice of experts for every token of a tree.
 
 A record holds the experts at the position before each of its own tokens, so an output was sampled with exactly what its
 record says of its own positions. A token that several calls continue was computed by each of them, maybe with other
@@ -8,17 +8,11 @@ with, except for the last token of a call, which only a later call computes.
 Shapes: `_P` positions; see `gyre.core.expert_routing`.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import numpy as np
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from gyre.core.expert_routing import Choices, ExpertRouting, joined
 from gyre.core.records import CallRecord
-from gyre.samples.microstep import Row
-from gyre.samples.prefixes import common_length
 from gyre.trajectory.node import Node
 
 
@@ -61,35 +55,11 @@ def _own(node: Node, stop: int) -> ExpertRouting | int:
         return length
     choices = own.choices().copy()
     for position, routing in branches:
-        _fill(choices[position : position + 1], routing.choices()[:1])
+        fill_absent(choices[position : position + 1], routing.choices()[:1])
     return own.replaced(choices)
 
 
-def agreed(rows: Sequence[Row]) -> list[Row]:
-    """The rows with one choice for every token that several of them begin with, so that a shared prefix can be computed
-    once and a row has the same result in any pack. Of unequal choices the first recorded one counts, by the order of
-    the rows' ids and then by their order here."""
-    known = [row for row in rows if row.routing is not None]
-    if not known:
-        return list(rows)
-    some = known[0].routing
-    assert some is not None
-    used = [np.array(row.ids_T[: row.targets[-1]] if row.targets else [], dtype=np.int64) for row in rows]
-    routings = [
-        row.routing if row.routing is not None else some.absent(len(ids)) for row, ids in zip(rows, used, strict=True)
-    ]
-    order = sorted(range(len(rows)), key=lambda r: rows[r].ids_T[: len(used[r])])
-    common = [common_length(used[a], used[b]) for a, b in pairwise(order)]
-    choices = [routings[r].choices().copy() for r in order]
-    for i in reversed(range(len(common))):
-        _fill(choices[i][: common[i]], choices[i + 1][: common[i]])
-    for i, length in enumerate(common):
-        choices[i + 1][:length] = choices[i][:length]
-    found = dict(zip(order, choices, strict=True))
-    return [replace(row, routing=routings[r].replaced(found[r])) for r, row in enumerate(rows)]
-
-
-def _fill(into: Choices, source: Choices) -> None:
+def fill_absent(into: Choices, source: Choices) -> None:
     """Takes over what is absent, in place."""
     absent = into[:, 0, 0] == np.iinfo(into.dtype).max
     into[absent] = source[absent]

@@ -4,8 +4,10 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -13,6 +15,7 @@ from tokenizers.models import WordLevel
 from gyre.cli import inspect as inspect_module
 from gyre.cli.export import export
 from gyre.cli.inspect import inspect
+from gyre.cli.main import main
 from gyre.cli.report import final_report
 from gyre.core.errors import ConfigError
 from gyre.core.events import ProcessLost
@@ -155,19 +158,41 @@ def checkpoint(run: RunDir, version: int) -> None:
     path = run.checkpoint_path(version)
     path.mkdir()
     (path / "trainer.json").write_text("{}")
-    (path / "config.json").write_text(f'{{"version": {version}}}')
+    (path / "config.json").write_text(f'{{"version": {version}, "dtype": "bfloat16"}}')
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        save_file({"w": np.full(4, 1.001 * version, np.float32)}, path / name)
 
 
-def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None:
+def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for version in (2, 4):
         checkpoint(run, version)
     assert export(run.root, tmp_path / "hf") == 0
-    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"version": 4}
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"version": 4, "dtype": "float32"}
+    assert (
+        capsys.readouterr().out
+        == f"Version 4 of {run.root} is in {tmp_path}/hf: 4 parameters in 1 tensors of float32.\n"
+    )
+
+
+def test_export_takes_any_checkpoint_that_is_kept_in_any_type(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in (2, 4):
+        checkpoint(run, version)
+    assert main(["export", str(run.root), "--hf", str(tmp_path / "a"), "--version", "2", "--dtype", "bfloat16"]) == 0
+    assert json.loads((tmp_path / "a" / "config.json").read_text()) == {"version": 2, "dtype": "bfloat16"}
+    assert "of bfloat16, 100.0% of them rounded (--dtype float32 rounds none)." in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"has no checkpoint of version 3: name one that is kept \(2, 4\)"):
+        export(run.root, tmp_path / "b", 3)
+    with pytest.raises(ConfigError, match=r"--dtype int8 is not known: use one of float32, bfloat16, float16"):
+        export(run.root, tmp_path / "b", dtype="int8")
+    (run.checkpoint_path(2) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="v000002 is damaged"):
+        export(run.root, tmp_path / "b", 2)
 
 
 def test_export_into_what_cannot_be_written_is_one_sentence(run: RunDir) -> None:
-    run.checkpoint_path(1).mkdir()
-    (run.checkpoint_path(1) / "trainer.json").touch()
+    checkpoint(run, 1)
     with pytest.raises(ConfigError, match=r"/proc/none cannot be written \(.*\): choose another directory for --hf"):
         export(run.root, Path("/proc/none"))
 

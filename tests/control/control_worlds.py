@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gyre.control.base import Environment, EssentialLost, ProcessFailure, Publication, Ticket, WorkerId, WorkerLost
+from gyre.control.base import Environment, ProcessFailure, Publication, Ticket, WorkerId, WorkerLost
 from gyre.control.controller import Controller
-from gyre.control.recovery import CORE, RecoveryLimits
+from gyre.control.recovery import CORE
+from gyre.control.setbacks import RecoveryLimits
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.core import events as ev
 from gyre.core.errors import GroupBroken
@@ -62,7 +63,8 @@ class RandomExecutions:
 
 class RandomCells(SimCells):
     """Every call takes a random time. With `failure` > 0, any member may be lost: at a call, in a reduction, with a
-    publication, or while nobody calls it (then it is reported); the core's trainer only if `core_dies`."""
+    publication, in a checkpoint, or while nobody calls it (then it is reported); the core's trainer only if
+    `core_dies`."""
 
     def __init__(self, seed: int, version: int, failure: float = 0.0, core_dies: bool = False) -> None:
         super().__init__(VirtualClock(), CellTimes(), nodes=1, version=version)
@@ -74,10 +76,19 @@ class RandomCells(SimCells):
         self._failures: Counter[tuple[WorkerId, int]] = Counter()
         self._under_way: dict[WorkerId, set[asyncio.Task]] = defaultdict(set)
         self.calls: list[tuple[str, int]] = []
+        self.went_back = 0
 
     async def _wait(self, name: str, cell: int) -> None:
         self.calls.append((name, cell))
         await asyncio.sleep(self._random.choice([0, 0, self._random.uniform(0, 5)]))
+
+    def killed(self, member: WorkerId) -> WorkerLost:
+        """The member is dead; to be raised."""
+        self._dead.add(member)
+        (self._engines if member.part == "engine" else self._training).pop(member.cell, None)
+        for call in self._under_way[member]:
+            call.cancel()
+        return WorkerLost(member, "died")
 
     def _dies(self, member: WorkerId) -> bool:
         """Whether the member is dead, perhaps from now on."""
@@ -85,10 +96,7 @@ class RandomCells(SimCells):
         may_die = (member != CORE or self._core_dies) and member not in self._dead and self._failures[at] < LOSSES
         if may_die and self._random.random() < self._failure:
             self._failures[at] += 1
-            self._dead.add(member)
-            (self._engines if member.part == "engine" else self._training).pop(member.cell, None)
-            for call in self._under_way[member]:
-                call.cancel()
+            self.killed(member)
         return member in self._dead
 
     async def _on(self, member: WorkerId, name: str, call: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
@@ -116,19 +124,25 @@ class RandomCells(SimCells):
 
     def _die_alone(self, member: WorkerId) -> None:
         if self._dies(member):
-            self._losses.put_nowait(ProcessFailure(member=member, detail=f"{member} ended"))
+            self._losses.put_nowait(ProcessFailure(worker=member, detail=f"{member} ended"))
 
     async def next_failure(self):
         return await self._losses.get()
 
     async def replace(self, member):
         await self._wait(f"replace {member}", member.cell)
-        assert member in self._dead
+        assert member in self._dead, f"{member} lives"
         at = (member, self._version)
         if self._random.random() < self._failure and self._failures[at] < LOSSES:
             self._failures[at] += 1
             raise WorkerLost(member, "did not start")
         self._dead.discard(member)
+
+    async def go_back(self):
+        await self._on(CORE, "go_back", asyncio.sleep, 0)
+        self.went_back += 1
+        # What is published changes for cells and controller at once.
+        return await super().go_back()
 
     async def set_admitting(self, cells):
         await super().set_admitting([cell for cell in cells if WorkerId("engine", cell) not in self._dead])
@@ -152,7 +166,19 @@ class RandomCells(SimCells):
         await self._on(WorkerId("trainer", cell), "leave_training", super().leave_training, cell)
 
     async def enter_rollout(self, cell, version):
-        await self._on(WorkerId("engine", cell), "enter_rollout", super().enter_rollout, cell, version)
+        self._demand(version == self._published, f"Cell {cell} serves {version}, published {self._published}.")
+        await self._on(WorkerId("engine", cell), "enter_rollout", self._load, cell, version)
+
+    async def _pass_on(self, version):
+        """Engines may be lost meanwhile."""
+        await super().publish(version, list(self._engines))
+
+    async def _load(self, cell, version):
+        """The run may have gone back meanwhile: then these weights are no longer the published ones."""
+        if cell in self._known:
+            await self._spend(cell, self._times.to_rollout_s)
+        self._known.add(cell)
+        self._engines[cell] = version
 
     async def checkpoint(self, version):
         await self._on(CORE, "checkpoint", super().checkpoint, version)
@@ -163,17 +189,19 @@ class RandomCells(SimCells):
         return await super().checkpoint_written(version)
 
     async def update(self, training_cells):
-        await self._wait("update", members)
-        dead = [cell for cell in range(members) if self._dies(WorkerId("trainer", cell))]
+        await self._wait("update", training_cells)
+        dead = [cell for cell in range(training_cells) if self._dies(WorkerId("trainer", cell))]
         if 0 in dead:
             raise WorkerLost(CORE, "died")
         if dead:
             raise GroupBroken(f"cells {dead} did not take part")
-        return await super().update(members)
+        return await super().update(training_cells)
 
     async def publish(self, version, engines):
         failed = {cell: "died" for cell in engines if self._dies(WorkerId("engine", cell))}
-        await super().publish(version, [cell for cell in engines if cell not in failed])
+        alive = [cell for cell in engines if cell not in failed]
+        self._demand(set(alive) == set(self._engines), f"{alive} are not the engines that serve.")
+        await self._on(CORE, "publish", self._pass_on, version)
         return Publication(failed=failed)
 
 
@@ -217,8 +245,8 @@ class World:
         cancel_at: float | None = None,
         crash: bool = False,
     ) -> bool:
-        """True when the run completed, False when it was cancelled at `cancel_at` or lost its core. With `crash`,
-        nothing is known of what was journaled or closed after `cancel_at`."""
+        """True when the run completed, False when it was cancelled at `cancel_at`. With `crash`, nothing is known of
+        what was journaled or closed after `cancel_at`."""
         return run_virtual(self._run(max_steps, initial, cancel_at, crash))
 
     async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None, crash: bool) -> bool:
@@ -241,7 +269,7 @@ class World:
                 self.journal,
             ),
             initial,
-            limits=RecoveryLimits(max_failures=100),
+            limits=RecoveryLimits(futile_s=1e9),
         )
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:
@@ -250,7 +278,7 @@ class World:
             task.cancel()
         try:
             await task
-        except (asyncio.CancelledError, EssentialLost):
+        except asyncio.CancelledError:
             return False
         finally:
             assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -279,7 +307,9 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
     if config.mode == "async":
         k = config.cells
     leaving: set[int] = set()
-    total_staleness = outstanding = bursts = saved = 0
+    total_staleness = outstanding = bursts = saved = initial_age = 0
+    taken_by: dict[int, int] = {}
+    gone_back = False
     for event in events:
         match event:
             case ev.GroupDispatched():
@@ -324,23 +354,43 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
                 assert all(open_members[group] == 0 for group in event.groups)
                 assert event.staleness == [version - dispatched[group] for group in event.groups]
                 consumed |= set(event.groups)
+                taken_by.update(dict.fromkeys(event.groups, event.step))
                 total_staleness += sum(event.staleness)
                 version = event.step
+            case ev.RunWentBack():
+                assert event.version == saved <= version == event.lost
+                again = {group for group, step in taken_by.items() if step > saved}
+                assert again <= set(event.ready_again)
+                assert all(open_members[group] == 0 for group in event.ready_again)
+                assert event.relabelled == sorted(
+                    g for g, at in dispatched.items() if at > saved and g not in consumed - again
+                )
+                dispatched |= dict.fromkeys(event.relabelled, saved)
+                consumed -= again
+                taken_by = {group: step for group, step in taken_by.items() if step <= saved}
+                version = published = saved
+                gone_back = True
+                burst_d, burst_w = None, None
             case ev.CheckpointSaved():
-                assert saved < event.version <= version
+                assert saved <= event.version <= version
                 saved = event.version
             case ev.Published():
                 published = event.version
                 assert published == version
                 if config.mode != "async":
                     assert roles[1:] == ["rollout"] * (config.cells - 1), "satellites return before the publication"
-                    k = min(k, 1)
-                if version % config.steps_per_burst == 0:
+                    k = 0 if gone_back else min(k, 1)
+                if gone_back:
+                    total_staleness = outstanding = bursts = 0
+                    initial_age = sum(published - at for group, at in dispatched.items() if group not in consumed)
+                    gone_back = False
+                elif version % config.steps_per_burst == 0:
                     ages = [published - at for group, at in dispatched.items() if group not in consumed]
                     outstanding += len(ages)
                     bursts += 1
                     assert total_staleness == (
-                        config.steps_per_burst * outstanding
+                        initial_age
+                        + config.steps_per_burst * outstanding
                         + bursts * config.groups_per_step * config.steps_per_burst * (config.steps_per_burst - 1) // 2
                         - sum(ages)
                     )

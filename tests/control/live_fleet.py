@@ -92,7 +92,7 @@ async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, L
         fleet = Fleet(launcher, config, run_dir, rendezvous.address)
         fleet.proxy = ProxyThatRecords()  # type: ignore[assignment]
         try:
-            await fleet.start_members()
+            await fleet.start_cells()
             cells = LiveCells(fleet, run_dir, config, VOCABULARY)
             await cells.start(None)
             yield fleet, cells

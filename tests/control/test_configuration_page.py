@@ -25,14 +25,23 @@ def keys_of(kind: Any, section: str) -> dict[str, str]:
     for field in msgspec.structs.fields(kind):
         annotation = hints[field.name]
         options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        options = sum((listed(option) for option in options), ())
         structs = [option for option in options if isinstance(option, type) and issubclass(option, msgspec.Struct)]
         for struct in structs:
             name = f"{section}.{field.name}".strip(".")
             tag = struct.__struct_config__.tag
             found |= keys_of(struct, f"{name}:{tag}" if tag else name)
-        if not structs:
+        if not structs or "tuple" in str(annotation):
             found[f"{section}.{field.name}".strip(".")] = written(field)
     return found
+
+
+def listed(annotation: Any) -> tuple[Any, ...]:
+    """What a list of tagged structs may hold; anything else is itself."""
+    if typing.get_origin(annotation) is not tuple:
+        return (annotation,)
+    inner = typing.get_args(annotation)[0]
+    return typing.get_args(inner) or (inner,)
 
 
 def written(field: Any) -> str:

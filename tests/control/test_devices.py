@@ -34,7 +34,7 @@ class LauncherThatNotes:
         return Path("/nowhere", place)
 
     async def start(self, spec: ProcessSpec) -> "Idle":
-        self.seen[spec.name] = (spec.place, spec.devices)
+        self.seen[spec.name] = (spec.bundle, spec.devices)
         return Idle(spec)
 
     async def stop_all(self, grace_s: float) -> None: ...
@@ -72,7 +72,7 @@ async def seen(run: RunConfig, root: Path) -> dict[str, str]:
     """Ids of the devices that each process sees, one after another."""
     launcher = LauncherThatNotes()
     fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "")
-    await fleet.start_members()
+    await fleet.start_cells()
     await fleet.close()
     ids = devices_here(run)
     return {name: "".join(ids[place][device] for device in devices) for name, (place, devices) in launcher.seen.items()}

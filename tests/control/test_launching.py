@@ -140,6 +140,10 @@ def test_every_node_must_have_the_model_and_that_of_the_core_the_run_directory(
             {"harness": HarnessSection(name="pi", budgets=Budgets(harness_s=60, overall_s=60))},
             r"overall_s = 60 ends an execution before harness_s = 60 could",
         ),
+        (
+            {"harness": HarnessSection(name="pi", budgets=Budgets(harness_s=60, evaluation_s=61, overall_s=120))},
+            r"overall_s = 120 is less than harness_s = 60 and evaluation_s = 61 together",
+        ),
         ({"launch": RaySection(address="a:1", gpus=False)}, r"the engines run on GPUs and launch\.gpus is false"),
     ],
 )
@@ -150,7 +154,7 @@ def test_what_cannot_work_is_refused_by_name(config: RunConfig, changes: dict[st
 
 def test_a_family_that_does_not_exist_is_refused_with_those_that_do(config: RunConfig) -> None:
     policy = msgspec.structs.replace(config.policy, family="qwen9")
-    with pytest.raises(ConfigError, match=r'renderer = "qwen9" is no model family; use one of .*qwen3,'):
+    with pytest.raises(ConfigError, match=r'family = "qwen9" is no model family; use one of .*qwen3,'):
         check(msgspec.structs.replace(config, policy=policy))
 
 

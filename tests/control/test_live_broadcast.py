@@ -56,9 +56,9 @@ async def test_a_lost_sender_is_replaced_with_its_engine_and_a_failed_start_leav
         assert (await fleet.worker(ENGINE).connection.stub.status()).version == 0
 
         os.kill(sender.pid, signal.SIGKILL)
-        loss = await cells.next_failure()
+        failure = await cells.next_failure()
         assert failure.worker == ENGINE
-        assert "engine-pool1-sender ended (killed by signal 9)" in loss.detail
+        assert "engine-pool1-sender ended (killed by signal 9)" in failure.detail
         await cells.replace(ENGINE)
         assert not psutil.pid_exists(engine.pid)
         await cells.enter_rollout(-1, 0)

@@ -69,7 +69,7 @@ async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: P
         satellite = WorkerId("trainer", 1)
         lost = fleet.worker(satellite).connection.stub
         await fleet.worker(satellite).processes[1].stop(0.0)
-        assert (await cells.next_failure()).member == satellite
+        assert (await cells.next_failure()).worker == satellite
         await cells.replace(satellite)
         with pytest.raises(PeerLost):
             await lost.wake()

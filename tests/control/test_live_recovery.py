@@ -99,7 +99,7 @@ class Saboteur:
         self._seen[what] += 1
         if (what, self._seen[what]) in self._strikes:
             member, number = self._strikes[what, self._seen[what]]
-            os.kill(self._fleet.member(member).processes[0].pid, number)  # type: ignore[attr-defined]
+            os.kill(self._fleet.worker(member).processes[0].pid, number)  # type: ignore[attr-defined]
 
     async def _until(self, kind: type[ev.Event], count: int, **values: object) -> None:
         def wanted(event: ev.Event) -> bool:

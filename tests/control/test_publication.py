@@ -50,11 +50,11 @@ class ScriptedFleet(Fleet):
     """The fleet's own book of members, over stubs instead of processes."""
 
     def __init__(self) -> None:
-        self._recovery = {}
+        self._workers = {}
         self.killed: list[Started] = []
 
     def put(self, member: WorkerId, stub: Any) -> Started:
-        made = self._recovery[member] = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
+        made = self._workers[member] = Started(member, [], cast(Any, SimpleNamespace(stub=stub)), cast(Any, None))
         return made
 
     async def kill(self, started: Started) -> None:

@@ -20,7 +20,16 @@ from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validi
 from gyre.store import RunDir
 
 HOSTILE = "</td></pre><script>alert('1')</script><img src=x onerror=\"alert(2)\">$\\frac{&amp;\x1b[31m\u202e{{ 7*7 }}"
-SCHEDULER = "[scheduler]\ngroups_per_step = 2\nexecutions_per_group = 4\nsteps_per_burst = 2\nextra_dispatch = 1.0\ncells = 3\ncell_capacity = 8\nsupply_wait_s = 5.0\nmax_steps = 4\n"
+SCHEDULER = """[scheduler]
+groups_per_step = 2
+executions_per_group = 4
+steps_per_burst = 2
+extra_dispatch = 1.0
+cells = 3
+cell_capacity = 8
+supply_wait_s = 5.0
+max_steps = 4
+"""
 
 
 def call(

@@ -17,7 +17,7 @@ QUICKSTART = str(EXAMPLES / "quickstart.toml")
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("scheduler.muu=2", "scheduler.muu is not a known key; did you mean 'mu'"),
+        ("scheduler.cels=2", "scheduler.cels is not a known key; did you mean 'cells'"),
         ("scheduler.executions_per_group=many", "scheduler.executions_per_group: expected `int`, got `str`"),
         ("scheduler.extra_dispatch=0.3", "must be a whole number"),
         ("admission.trajectories_per_execution=0", "admission.trajectories_per_execution: expected `int` >= 1"),
@@ -68,7 +68,7 @@ def test_colocate_with_extra_dispatch_is_refused(tmp_path: Path, capsys: pytest.
         "scheduler.extra_dispatch=0.5",
     ]
     assert main(["train", QUICKSTART, *overrides, "--run-dir", str(tmp_path / "run")]) == 2
-    assert "φ must be 0" in capsys.readouterr().err
+    assert "it must be 0" in capsys.readouterr().err
 
 
 def test_a_model_in_several_files_is_accepted_and_one_that_cannot_be_trained_is_named(

@@ -1,9 +1,3 @@
-from typing import Any
+from proxy_fixtures import proxy_tokenizer
 
-import pytest
-from proxy_fakes import make_tokenizer
-
-
-@pytest.fixture(scope="session")
-def proxy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+__all__ = ["proxy_tokenizer"]

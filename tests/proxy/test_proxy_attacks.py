@@ -10,7 +10,7 @@ from proxy_app import App, plain_client, running_app
 from proxy_fakes import until
 
 from gyre.chat.render import ChatRenderer
-from gyre.proxy import serving
+from gyre.proxy.http import server as serving
 from gyre.proxy.http.server import KEEP_ALIVE_S
 
 BODY = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content": "go"}]}

@@ -8,7 +8,8 @@ import pytest
 from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.records import Assessment, CallFacts, Validity
-from gyre.evaluation import EvaluationSection
+from gyre.evaluation import EvaluationSection, Preserved
+from gyre.evaluation.base import GradingLimits
 from gyre.runner.base import ExecutionReport
 from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
@@ -17,6 +18,7 @@ from gyre.runner.failures import Cause, Ending
 from gyre.runner.harness import HarnessRun
 from gyre.sandboxes import SandboxSpec
 from gyre.simulation.clock import VirtualClock, run_virtual
+from gyre.tasks import Task
 
 
 class World:
@@ -31,6 +33,9 @@ class World:
         )
         self.graders = asyncio.Semaphore(self.config.evaluation.at_a_time)
         self.clock = VirtualClock()
+        self.section = self.config.evaluation
+        self.configured = [self]
+        self.name, self.uses_grader = "e", True
         self.ending = Ending(cause=Cause.COMPLETED, exit_code=0)
         self.score: float | None = 1.0
         self.at_once = self.most_at_once = 0
@@ -42,25 +47,29 @@ class World:
         await self.clock.sleep(self.harness_s)
         return HarnessRun(ending=self.ending, sandbox=SandboxSpec(name=execution_id, root=Path("/none")))
 
-    async def preserve(self, execution_id: str, sandbox: SandboxSpec) -> str:
-        return execution_id
+    async def preserve(self, execution_id: str, sandbox: SandboxSpec, trajectory: dict[str, int]) -> Preserved:
+        return Preserved(execution_id=execution_id, sandbox=sandbox, digest="d", trajectory=trajectory)
 
-    async def assess(self, preserved: str, *_: Any, **budgets: float) -> Assessment:
-        self.asked.append({name: budgets[name] for name in ("boot_timeout_s", "timeout_s")})
+    async def assess(self, work: Preserved, _: Task, limits: GradingLimits, log: Path) -> Assessment:
+        assert log == Path(f"/none/{work.execution_id}.verifier")
+        self.asked.append({"boot_timeout_s": limits.boot_timeout_s, "timeout_s": limits.timeout_s})
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         self.gradings.append(self.clock.now())
         await self.clock.sleep(self.grader_s)
         self.at_once -= 1
         return Assessment(
-            execution_id=preserved,
+            execution_id=work.execution_id,
             artifact="a",
             evaluator="e",
             score=self.score,
             valid=self.score is not None,
-            designated=self.score is not None,
+            designated=False,
             seconds=self.grader_s,
         )
+
+    async def settle(self, *_: Any, **__: Any) -> None:
+        return None
 
     def log(self, execution_id: str, kind: str) -> Path:
         return Path(f"/none/{execution_id}.{kind}")

@@ -6,17 +6,22 @@ import math
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec import json
 from tiny_tasks import WINDOW, TaskWriter, make_spec
 
-from gyre.core.errors import ConfigError, GyreError
+from gyre.core.errors import ConfigError, GyreError, SandboxError
 from gyre.core.records import Validity
 from gyre.evaluation import EvaluationSection
+from gyre.evaluation.base import Preserved
+from gyre.evaluation.config import HookSection, TestsSection
+from gyre.evaluation.tests import TaskTests
 from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.runner.worker import LocalRunner
 from gyre.store import RunStore
+from gyre.tasks import Task
 
 
 @pytest.fixture
@@ -100,7 +105,7 @@ async def test_t29_a_failed_grading_is_repeated_on_the_same_state(
     assert (first.valid, first.designated) == (False, False)
     assert outcome.validity is Validity.UNRESOLVED
     assert "wrote neither" in outcome.message
-    assert (tmp_path / "run/logs/executions/e-0.verifier").read_text() == "x\nx\n"
+    assert (tmp_path / "run/logs/executions/e-0.verifier").read_text().startswith("x\nx\n")
     assert (tmp_path / "run/workspaces/e-0/app/out").exists()
 
 
@@ -112,14 +117,121 @@ async def test_t33_a_hung_verifier_is_bounded_and_unresolved(runner: LocalRunner
     assert "did not end within 0.2 s" in outcome.message
 
 
+HOSTILE_WORK = {
+    "a loop without end": ("while :; do :; done", "timed_out"),
+    "a kill of the grader": ("kill -9 $PPID; sleep 99", "grader_killed"),
+    "a reward beyond the range": ("echo 1e9 > /logs/verifier/reward.txt; kill -9 $PPID", "grader_killed"),
+    "a reward out of the range": ("echo 2", "out_of_range"),
+    "a reward that is no number": ("echo nan", "no_reward"),
+    "a pipe for a reward file": ("rm -f /logs/verifier/*; mkfifo /logs/verifier/reward.json", "no_reward"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_WORK)
+async def test_work_over_which_its_grader_fails_is_a_valid_zero(
+    runner: LocalRunner, write_task: TaskWriter, store: RunStore, name: str
+) -> None:
+    """The grader runs what the policy wrote and gives what it says, and zero for the start state."""
+    work, flag = HOSTILE_WORK[name]
+    grader = "[ -f run.sh ] || echo 0 > /logs/verifier/reward.txt; [ ! -f run.sh ] || bash run.sh > /tmp/said; "
+    grader += "[ ! -s /tmp/said ] || cp /tmp/said /logs/verifier/reward.txt"
+    await runner.start(make_spec("e-0", write_task(f"echo '{work}' > run.sh", grader), evaluation_s=2))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward) == (Validity.VALID, 0.0)
+    assert outcome.assessment
+    assert outcome.assessment.flags == [flag, "failed_on_work"]
+    assert [each.fault for each in store.assessments("e-0")] == ["grader", "grader", ""]
+
+
+async def test_a_directory_that_nobody_may_enter_is_graded_like_any_other(
+    runner: LocalRunner, write_task: TaskWriter
+) -> None:
+    task = write_task("chmod 000 .", "[ -f seed ] && echo 0.25 > /logs/verifier/reward.txt")
+    await runner.start(make_spec("e-0", task))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward) == (Validity.VALID, 0.25)
+
+
+async def test_a_grader_that_fails_over_the_start_state_is_tried_there_once_for_all_executions(
+    runner: LocalRunner, write_task: TaskWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graded: list[str] = []
+    grade = TaskTests.grade
+
+    async def counted(self: TaskTests, work: Preserved | None, task: Task, root: Path, *rest: object) -> object:
+        graded.append(root.name)
+        return await grade(self, work, task, root, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TaskTests, "grade", counted)
+    task = write_task("echo x > out", "true")
+    for name in ("e-0", "e-1", "e-2"):
+        await runner.start(make_spec(name, task))
+    outcomes = [(await runner.wait(name)).outcome for name in ("e-0", "e-1", "e-2")]
+    assert {outcome.validity for outcome in outcomes} == {Validity.UNRESOLVED}
+    assert len([name for name in graded if name.startswith("baseline")]) == 1
+
+
+async def test_a_platform_that_fails_while_it_grades_says_nothing_of_the_work(
+    runner: LocalRunner, write_task: TaskWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> object:
+        raise SandboxError("no space")
+
+    monkeypatch.setattr(TaskTests, "grade", full)
+    await runner.start(make_spec("e-0", write_task("echo x > out")))
+    outcome = (await runner.wait("e-0")).outcome
+    assert outcome.validity is Validity.UNRESOLVED
+    assert "no space" in outcome.message
+
+
+@pytest.mark.parametrize(("bounds", "reward"), [("[-1, 0]", -1.0), ("[0, 2.5]", 2.0)])
+async def test_a_task_may_have_a_reward_range_of_its_own(
+    runner: LocalRunner, write_task: TaskWriter, bounds: str, reward: float
+) -> None:
+    task = write_task(
+        "x=1", f"echo {reward} > /logs/verifier/reward.txt", manifest=f"[verifier]\nreward_range = {bounds}"
+    )
+    await runner.start(make_spec("e-0", task))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward) == (Validity.VALID, reward)
+
+
+async def test_the_policys_modules_are_not_where_a_graders_python_looks_first(
+    runner: LocalRunner, write_task: TaskWriter
+) -> None:
+    fake = 'echo \'def dump(value, file): file.write(chr(123) + chr(34) + "reward" + chr(34) + ":1}")\' > json.py'
+    grader = """python3 -c 'import json; json.dump({"reward": 0}, open("/logs/verifier/reward.json", "w"))'"""
+    await runner.start(make_spec("e-0", write_task(fake, grader)))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward) == (Validity.VALID, 0.0)
+
+
+async def test_several_reward_files_are_a_fact_of_the_outcome(runner: LocalRunner, write_task: TaskWriter) -> None:
+    grader = """echo 1 > /logs/verifier/reward.txt; echo '{"reward": 0}' > /logs/verifier/reward.json"""
+    await runner.start(make_spec("e-0", write_task("x=1", grader)))
+    outcome = (await runner.wait("e-0")).outcome
+    assert (outcome.validity, outcome.reward) == (Validity.VALID, 0.0)
+    assert outcome.assessment
+    assert outcome.assessment.flags == ["several_reward_files"]
+
+
+async def test_a_grading_leaves_no_sandbox_behind(runner: LocalRunner, write_task: TaskWriter, tmp_path: Path) -> None:
+    await runner.start(make_spec("e-0", write_task("echo x > out", "sleep 99"), evaluation_s=0.2))
+    await runner.wait("e-0")
+    assert [path.name for path in (tmp_path / "run/workspaces").iterdir()] == ["e-0"]
+
+
 async def test_t33_t34_a_hung_boot_is_retried_once_and_is_no_work(
-    runner: LocalRunner, write_task: TaskWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, shell_root: Path, write_task: TaskWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bin/bwrap"
     fake.parent.mkdir()
     fake.write_text(f"#!/bin/sh\necho boot >> {tmp_path}/boots\nexec sleep 99\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    runner = LocalRunner(
+        RunnerConfig(run_dir=str(tmp_path / "run"), window=WINDOW, harness_root=str(shell_root)), store
+    )
     await runner.start(make_spec("e-0", write_task("true"), boot_s=0.2))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")
@@ -258,7 +370,7 @@ async def test_an_error_of_the_runner_itself_ends_the_execution_alone(
     async def broken(*_: object, **__: object) -> None:
         raise KeyError("\ud800")
 
-    monkeypatch.setattr(runner._evaluator, "preserve", broken)
+    monkeypatch.setattr(runner._evaluators, "preserve", broken)
     await runner.start(make_spec("e-0", write_task("echo x > out")))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.UNRESOLVED, "runner_error")
@@ -270,3 +382,38 @@ async def test_a_variable_that_no_process_can_be_given_is_no_work(runner: LocalR
     await runner.start(make_spec("e-0", write_task("true", manifest='[environment.env]\n"A\\u0000B" = "1"')))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")
+
+
+@pytest.mark.parametrize(("rule", "reward", "by"), [("first", 1.0, "tests"), ("mean", 0.75, "mean of tests, h")])
+async def test_several_evaluators_have_their_say_and_the_rule_designates(
+    tmp_path: Path,
+    shell_root: Path,
+    write_task: TaskWriter,
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: Literal["first", "mean"],
+    reward: float,
+    by: str,
+) -> None:
+    (tmp_path / "half_hook.py").write_text("def half(workspace, task, trajectory): return 0.5")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    evaluators = (TestsSection(), HookSection(name="h", function="half_hook:half"))
+    config = RunnerConfig(
+        run_dir=str(tmp_path / "run"),
+        window=WINDOW,
+        harness_root=str(shell_root),
+        evaluation=EvaluationSection(evaluators=evaluators, rule=rule),
+    )
+    runner = LocalRunner(config, store)
+    await runner.start(make_spec("e-0", write_task("echo x > out")))
+    outcome = (await runner.wait("e-0")).outcome
+    await runner.shutdown()
+    assert (outcome.validity, outcome.reward) == (Validity.VALID, reward)
+    stored = store.assessments("e-0")
+    assert [each.evaluator for each in stored if each.designated] == [by]
+    assert {each.evaluator: each.score for each in stored if each.evaluator in ("tests", "h")} == {
+        "tests": 1.0,
+        "h": 0.5,
+    }
+    assert len({each.artifact for each in stored}) == 1
+    assert all(each.version for each in stored if each.evaluator in ("tests", "h"))

@@ -8,9 +8,25 @@ from collections import deque
 class Reference:
     """`row`: mode, streaming, phi, mu, K, C_e, C_s, nodes (per cell). Times in seconds."""
 
-    def __init__(self, dur, work, steps, *, mode, streaming, phi, mu, K, C_e, C_s, nodes, B, **times):
+    def __init__(
+        self,
+        dur,
+        work,
+        steps,
+        *,
+        mode,
+        streaming,
+        extra_dispatch,
+        steps_per_burst,
+        cells,
+        cell_capacity,
+        pool_capacity,
+        nodes,
+        groups_per_step,
+        **times,
+    ):
         self.dur, self.work, self.steps = dur, work, steps
-        self.fixed, self.streaming, self.steps_per_burst = mode == "async", streaming, mu
+        self.fixed, self.streaming, self.steps_per_burst = mode == "async", streaming, steps_per_burst
         (
             self.cells,
             self.cell_capacity,
@@ -18,19 +34,19 @@ class Reference:
             self.nodes,
             self.groups_per_step,
             self.executions_per_group,
-        ) = K, C_e, C_s, nodes, B, len(dur[0])
+        ) = cells, cell_capacity, pool_capacity, nodes, groups_per_step, len(dur[0])
         self.tau, self.rho = times.get("tau", 60.0), times.get("rho", 0.125)
         self.publication, self.parts = times.get("publication", 60.0), times.get("parts", 4)
         self.grading, self.graders = times.get("grading", 0.0), times.get("graders")
         self.graded_at_once, self.ungraded = 0, deque()
         self.r2t, self.t2r = times.get("r2t", 8.52), times.get("t2r", 3.46)
-        self.depth = round((phi + mu) * B)
+        self.depth = round((extra_dispatch + steps_per_burst) * groups_per_step)
         self.now, self.sequence, self.heap = 0.0, itertools.count(), []
         self.queue, self.running, self.open_members = deque(), 0, {}
         self.version_of, self.ready, self.next_group = {}, [], 0
         self.version = self.published = 0
         self.outstanding = 0
-        self.k = K if self.fixed else 0
+        self.k = cells if self.fixed else 0
         self.members = self.k
         self.moving = False
         self.idle = deque(range(self.members))

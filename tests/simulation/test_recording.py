@@ -103,7 +103,8 @@ def test_another_scheduler_meets_the_same_executions():
 def test_a_run_directory_is_compared_with_its_simulation(tmp_path, capsys):
     run = RunDir.create(
         tmp_path / "run",
-        "[scheduler]\ngroups_per_step = 3\nexecutions_per_group = 2\nsteps_per_burst = 2\nextra_dispatch = 1.0\ncells = 3\ncell_capacity = 4\nsupply_wait_s = 5.0\nmax_steps = 99\n[other]\nx = 1\n",
+        "[scheduler]\ngroups_per_step = 3\nexecutions_per_group = 2\nsteps_per_burst = 2\nextra_dispatch = 1.0\n"
+        "cells = 3\ncell_capacity = 4\nsupply_wait_s = 5.0\nmax_steps = 99\n[other]\nx = 1\n",
     )
     with run.open_store() as store:
         for event in recorded():

@@ -160,5 +160,5 @@ def test_a_missing_file_an_unknown_row_and_an_impossible_override_are_refused(tm
         load_trace(tmp_path / "none.json")
     with pytest.raises(ConfigError, match=r"no row 'E9'.*A0, A1"):
         find_row("E9")
-    with pytest.raises(ConfigError, match=r"params\.phi = 0\.3"):
+    with pytest.raises(ConfigError, match=r"params\.extra_dispatch = 0\.3"):
         replay(Trace(dur=[[1.0]], work=[1.0], params=TraceParams(extra_dispatch=0.3)), ROWS["E0"], 1)

@@ -23,7 +23,7 @@ from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.samples.packing import pack
 from gyre.samples.rows import build_execution, dummy_execution
 from gyre.training.loss import Evaluation, check, rows_of
-from gyre.training.megatron import pack as layout
+from gyre.training.megatron import forward_batch as layout
 from gyre.training.objective import ObjectiveConfig
 from gyre.trajectory.tree import TrajectoryTree
 

@@ -1,4 +1,4 @@
-"""ExpertRouting replay in the trainer: recorded experts, the trainer's own weights for them, and their gradient."""
+"""Routing replay in the trainer: recorded experts, the trainer's own weights for them, and their gradient."""
 
 import random
 from typing import Any
@@ -23,11 +23,11 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from gyre.core.errors import ConfigError, InvariantViolation
 from gyre.core.expert_routing import ExpertRouting
+from gyre.samples.expert_routing import agreed
 from gyre.samples.microstep import Row
 from gyre.samples.prefixes import SharedRows
 from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
-from gyre.trajectory.expert_routing import agreed
 
 
 def reference(moe: PreTrainedModel) -> PreTrainedModel:

@@ -1,20 +1,3 @@
-import pytest
-from trajectory_helpers import make_tokenizer
+from trajectory_fixtures import renderer, thinking_renderer, tokenizer
 
-from gyre.chat.render import ChatRenderer
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def renderer(tokenizer):
-    """The quickstart's family: Qwen3 without thinking."""
-    return ChatRenderer(tokenizer, "qwen3", thinking=False)
-
-
-@pytest.fixture(scope="session")
-def thinking_renderer(tokenizer):
-    return ChatRenderer(tokenizer, "qwen3", thinking=True)
+__all__ = ["renderer", "thinking_renderer", "tokenizer"]

@@ -13,11 +13,11 @@ from gyre.core.errors import InvariantViolation
 from gyre.core.expert_routing import Choices, ExpertRouting
 from gyre.core.records import CallRecord, RoleClass
 from gyre.samples.admission import admit
+from gyre.samples.expert_routing import agreed
 from gyre.samples.microstep import ExecutionRows, Row
 from gyre.samples.packing import pack
 from gyre.samples.rows import build_execution
 from gyre.trajectory.call import CommitRefused, PreparedCall, Sample
-from gyre.trajectory.expert_routing import agreed
 from gyre.trajectory.history import Match
 from gyre.trajectory.node import as_tokens, longest_prefix
 from gyre.trajectory.paths import PathIds

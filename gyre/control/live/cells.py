@@ -10,7 +10,6 @@ is raised: so a hung process is the same as a dead one, and its memory is free f
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gyre.control.base import (
@@ -65,23 +64,27 @@ class LiveCells:
         self._published: WeightRef | None = None
         self._snapshot: WeightRef | None = None
         self._snapshot_lock = asyncio.Lock()
+        self._core_awake = False
         self._generation = 0
         """Of the prefix groups: one that lost a worker is dead for good."""
         self._probes = 0
         self.micro_steps_at_once = config.trainer.parallel.pipeline
 
-    async def start(self, checkpoint: Path | None) -> None:
-        """Makes version 0 (or the checkpoint's version) of the core the published one."""
+    async def go_back(self) -> int:
+        checkpoint = self._run_dir.latest_checkpoint()
 
         async def load(core: Trainer) -> WeightRef:
             await core.wake()
-            version = await core.load(str(checkpoint)) if checkpoint else 0
+            version = await core.load(str(checkpoint.path)) if checkpoint else 0
             await core.join(version, None)
             weights = await core.publish()
             await core.sleep()
             return weights
 
-        self._published = self._snapshot = await self._trainer(CORE, load)
+        self._core_awake = False
+        weights = await self._trainer(CORE, load)
+        self._published = self._snapshot = weights
+        return weights.version
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         routes = [self._fleet.route(cell) for cell in cells]
@@ -105,6 +108,8 @@ class LiveCells:
             await trainer.join(version, weights)
 
         await self._trainer(cell, join)
+        if cell == CORE:
+            self._core_awake = True
 
     async def train(self, cell: int, work: MicroStep) -> WorkResult:
         # As many micro-steps as the cell has stages are under way, and this one may be the last of them.
@@ -124,6 +129,8 @@ class LiveCells:
         )
 
     async def leave_training(self, cell: int) -> None:
+        if cell == CORE:
+            self._core_awake = False
         await self._trainer(cell, lambda trainer: trainer.sleep())
 
     async def enter_rollout(self, cell: int, version: int) -> None:
@@ -187,7 +194,8 @@ class LiveCells:
         )
         await self._trainer(CORE, lambda core: core.retire([version]))
         probes = []
-        for cell in [cell for cell in engines if cell not in failed]:
+        # A core that is asleep has no memory for a forward pass.
+        for cell in [cell for cell in engines if cell not in failed and self._core_awake]:
             answer = await unless_lost(cell, self._sample(running[cell]))
             if answer is not None:
                 probes.append(await self._probe(cell, answer))

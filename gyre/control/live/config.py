@@ -6,13 +6,13 @@ directory.
 
 import random
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from gyre.control.live.devices import DeviceAssignment, assign_devices
-from gyre.control.recovery import RecoveryLimits
+from gyre.control.setbacks import RecoveryLimits
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.engines.base import Sampling
@@ -26,6 +26,7 @@ from gyre.launch.section import HereSection, LaunchSection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig, RunnerSection
+from gyre.sandboxes import SandboxSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
@@ -35,6 +36,8 @@ from gyre.transport.section import ShmSection, TransportSection
 
 class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[policy]: what is trained."""
+
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"renderer": "family"}
 
     model: Path
     """Hugging Face directory: config.json, safetensors, tokenizer."""
@@ -81,7 +84,7 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """False: every row is computed whole, and counts whole in `admission.micro_step_tokens`."""
     replay_routing: bool = False
     """For a policy with experts: engines tell which experts they chose, and the trainer takes the same
-    (docs/training.md, "ExpertRouting replay")."""
+    (docs/training.md, "Routing replay")."""
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: Positive = 1
     group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -90,6 +93,8 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[recovery]: when a process counts as hung, and when the run gives up. docs/transitions.md says what happens."""
 
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"losses": "max_failures"}
+
     micro_step_s: Annotated[float, Meta(gt=0)] = 600.0
     """Deadline of a micro-step, for each of the micro-steps that a cell may have under way."""
     call_s: Annotated[float, Meta(gt=0)] = 600.0
@@ -97,8 +102,12 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stall_s: Annotated[float, Meta(gt=0)] = 120.0
     """How long an engine with requests may produce nothing; how long any engine, proxy worker or runner may not
     answer."""
-    max_failures: Positive = 3
-    """How often one engine or trainer may be lost at one policy version."""
+    futile_failures: Positive = 5
+    futile_s: Annotated[float, Meta(gt=0)] = 3600.0
+    """The run ends when one process is lost more than `futile_failures` times in a row, over at least `futile_s`, and
+    nothing gets on between: no new version for trainers, no version and no closed execution for all others."""
+    pause_s: Annotated[float, Meta(gt=0)] = 60.0
+    """The longest pause before a process that is lost again and again is started again."""
     no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
     """How long no engine at all may be alive. Calls are held for 900 s."""
 
@@ -113,8 +122,10 @@ class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class AdmissionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[admission]: from trajectory trees to micro-steps."""
 
+    RENAMED_KEYS: ClassVar[dict[str, str]] = {"J_max": "trajectories_per_execution"}
+
     trajectories_per_execution: Positive | Literal["all"] = 5
-    """Trajectories per execution."""
+    """J_max: trajectories per execution."""
     micro_step_tokens: Positive = 4096
     """Token budget of one forward pass of one replica. What several rows of a pass begin with counts once."""
 
@@ -126,6 +137,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks: TasksSection
     harness: HarnessSection
     runner: RunnerSection = RunnerSection()
+    sandbox: SandboxSection = SandboxSection()
     evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
     scheduler: SchedulerConfig
@@ -154,7 +166,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return assign_devices(self.devices.ids, self.needs())
 
     def limits(self) -> RecoveryLimits:
-        return RecoveryLimits(max_failures=self.recovery.max_failures, no_engine_s=self.recovery.no_engine_s)
+        recovery = self.recovery
+        return RecoveryLimits(
+            futile_failures=recovery.futile_failures,
+            futile_s=recovery.futile_s,
+            pause_s=recovery.pause_s,
+            no_engine_s=recovery.no_engine_s,
+        )
 
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
@@ -179,6 +197,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
             section=self.runner,
+            sandbox=self.sandbox,
             evaluation=self.evaluation,
         )
 

@@ -4,7 +4,6 @@ import hashlib
 
 from gyre.control.base import ReadyGroup
 from gyre.control.live.config import AdmissionSection, TrainerSection
-from gyre.control.state import ControlState
 from gyre.core.records import Validity
 from gyre.samples.admission import admit
 from gyre.samples.advantage import group_advantages
@@ -18,12 +17,8 @@ from gyre.trajectory.tree import TrajectoryTree
 class LiveMaterializer:
     """Reads the run store; deterministic for a run seed and the group's records."""
 
-    def __init__(
-        self, store: RunStore, state: ControlState, admission: AdmissionSection, trainer: TrainerSection, seed: int
-    ) -> None:
-        """`state` is what the run started from."""
+    def __init__(self, store: RunStore, admission: AdmissionSection, trainer: TrainerSection, seed: int) -> None:
         self._store = store
-        self._state = state
         self._admission = admission
         self._trainer = trainer
         self._seed = seed
@@ -33,7 +28,7 @@ class LiveMaterializer:
         j_max = None if admission.trajectories_per_execution == "all" else admission.trajectories_per_execution
         advantages = group_advantages(group.outcomes)
         executions: list[ExecutionRows] = []
-        for outcome in group.outcomes:
+        for outcome, newest in zip(group.outcomes, group.newest_surviving, strict=True):
             execution_id, advantage = outcome.execution_id, advantages[outcome.execution_id]
             if advantage is None:
                 continue
@@ -45,7 +40,6 @@ class LiveMaterializer:
             tree = TrajectoryTree.from_records(records)
             admitted = admit(tree, j_max=j_max, seed=self._stream(execution_id))
             built = build_execution(tree, admitted, advantage=advantage, batch_executions=batch_executions)
-            newest = self._state.newest_surviving(execution_id)
             executions.append(built if newest is None else without_discarded(built, newest))
         return pack(
             group.group,

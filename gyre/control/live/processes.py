@@ -70,7 +70,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
-        await together(self.start_essentials(), self.start_members())
+        await together(self.start_essentials(), self.start_cells())
 
     async def start_essentials(self) -> None:
         """Proxy workers and the runner, which the run cannot do without."""
@@ -85,7 +85,7 @@ class Fleet:
 
         await together(start_proxies(), start_runner())
 
-    async def start_members(self) -> None:
+    async def start_cells(self) -> None:
         """All engines and trainers. Cells that never serve (policy async) have no engine."""
         scheduler = self._config.scheduler
         cells = range(scheduler.cells)

@@ -41,7 +41,7 @@ class SglangEngine:
         control_timeout_s: float,
         replay_routing: bool = False,
     ) -> None:
-        """`replay_routing`: whether the server was started for it. Raises ConfigError for a model of unknown experts."""
+        """`replay_routing`: the server was started for it. Raises ConfigError for a model of unknown experts."""
         self._client = client
         self._experts = models.experts() if replay_routing else None
         self._models = models

@@ -1,0 +1,1 @@
+"""The proxy's HTTP side: sockets, routes and answers."""

@@ -214,8 +214,8 @@ class Router:
             await self._leg_ended.wait()
 
     async def _hold(self, execution_id: str, resting: set[int], until: float) -> EngineRoute:
-        """Waits for the engine of the next engine_call. Engines in `resting` failed this call a moment ago; they are asked
-        again only after a rest, and only when no other admits."""
+        """Waits for the engine of the next engine call. Engines in `resting` failed this call a moment ago; they
+        are asked again only after a rest, and only when no other admits."""
         route = None
         self._waiting[execution_id] += 1
         try:

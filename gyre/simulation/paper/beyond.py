@@ -3,7 +3,7 @@
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -24,14 +24,18 @@ def predicted_order(params: WorkloadParams, seed: int, members: int, log_error: 
         noise = random.Random(f"{seed}/{query}").gauss(0.0, 1.0)
         return max(workload.draw(int(query.removeprefix("q"))).harness_s) * math.exp(log_error * noise)
 
-    return _Frozen(predict)
+    return Frozen(predict)
 
 
-class _Frozen(LongestFirst):
-    """Only the prediction under test: nothing is learnt."""
+class Frozen(LongestFirst):
+    """Only the predictions under test: nothing is learnt."""
 
-    def observe(self, query: str, seconds: float) -> None:
-        """Ignores the run."""
+    def __init__(self, prediction: Callable[[str], float]) -> None:
+        super().__init__()
+        self._prediction = prediction
+
+    def predict(self, query: str) -> float:
+        return self._prediction(query)
 
 
 def order_hours(

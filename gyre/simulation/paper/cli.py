@@ -28,8 +28,9 @@ def table1(seeds: int = 20, json_out: Path | None = None) -> dict[str, Any]:
     base = ROWS["E0"].hours
     for name, entry in result["rows"].items():
         row = ROWS[name]
+        point = f"({row.extra_dispatch:g}, {row.steps_per_burst})"
         print(
-            f"{name:4}{row.mode:10}{'on' if row.streaming else 'off':8}{f'({row.extra_dispatch:g}, {row.steps_per_burst})':10}"
+            f"{name:4}{row.mode:10}{'on' if row.streaming else 'off':8}{point:10}"
             f"{entry['hours']:8.2f}{entry['sd']:7.2f}{entry['paper']:8.2f}{entry['hours'] / entry['paper'] - 1:8.1%}"
             f"{entry['ratio_to_E0']:7.3f}{row.hours / base:7.3f}"
         )

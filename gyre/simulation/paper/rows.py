@@ -38,8 +38,8 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     ) -> SchedulerConfig:
         return SchedulerConfig(
             mode=self.mode,
-            groups_per_step=B,
-            executions_per_group=N,
+            groups_per_step=groups_per_step,
+            executions_per_group=executions_per_group,
             steps_per_burst=self.steps_per_burst,
             extra_dispatch=self.extra_dispatch,
             cells=self.cells,

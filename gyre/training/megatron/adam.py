@@ -33,6 +33,9 @@ class Adam:
             [replica.ddp],
         )
         self._parts: list[Any] = list(self._optimizer.chained_optimizers)
+        # Megatron leaves it to its learning-rate scheduler, which no run has, to spare norms and biases from decay.
+        for group in self._groups:
+            group["weight_decay"] = config.weight_decay * group["wd_mult"]
 
     def step(self) -> float:
         """Clips, updates the parameters, and returns the global gradient norm before clipping."""
@@ -73,6 +76,10 @@ class Adam:
         for moment in MOMENTS:
             into = {name: self._state[p][moment] for name, p in self._replica.parameters.items()}
             self._replica.scatter(moments.get(moment, {}), into)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for part in self._parts for group in part.optimizer.param_groups]
 
     @property
     def _state(self) -> ChainMap[torch.Tensor, dict[str, torch.Tensor]]:

@@ -1,6 +1,7 @@
 """Sparse layers: Megatron's `MoELayer` with its dispatcher, and what Gyre puts into it.
 
-* `ReplayRouter` is Megatron's router with the experts of a recorded rollout (docs/training.md, "ExpertRouting replay") and
+* `ReplayRouter` is Megatron's router with the experts of a recorded rollout (docs/training.md,
+  "Expert routing replay") and
   with a frozen correction bias: reinforcement learning does not balance load.
 * `GroupedExperts` multiplies with torch's grouped product: Megatron's own needs CUDA packages. A rank holds whole
   experts, `count / expert-parallel ranks` of them; the tokens come to it by Megatron's all-to-all.
@@ -114,7 +115,8 @@ class GroupedExperts(torch.nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """input [N, hidden], tokens_per_expert [experts of this rank], probs [N] → [N, hidden], and no bias."""
         if not len(input_N):
-            return input_N, None
+            # Part of the graph all the same: the backward pass of every rank runs through both exchanges.
+            return input_N * probs_N[:, None], None
         counts = tokens_per_expert.to(input_N.device)
         ends = counts.cumsum(0).to(torch.int32)
         if self.clamped is None:

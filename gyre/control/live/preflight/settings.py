@@ -4,6 +4,7 @@ from gyre.chat.families import FAMILIES
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight.subject import Subject
 from gyre.core.errors import ConfigError
+from gyre.evaluation.config import require_evaluators
 from gyre.launch import section as launch
 from gyre.launch.section import RaySection
 from gyre.scheduling.config import require
@@ -32,6 +33,13 @@ def check(subject: Subject) -> None:
         raise ConfigError(
             f"harness.budgets.overall_s = {budgets.overall_s:g} ends an execution before harness_s = "
             f"{budgets.harness_s:g} could, so no harness timeout would be graded; it must be larger"
+        )
+    require_evaluators(config.evaluation)
+    if budgets.overall_s < budgets.harness_s + budgets.evaluation_s:
+        raise ConfigError(
+            f"harness.budgets.overall_s = {budgets.overall_s:g} is less than harness_s = {budgets.harness_s:g} and "
+            f"evaluation_s = {budgets.evaluation_s:g} together, so work whose grading is in time would be excluded; "
+            "it must hold both"
         )
     if config.rollout.max_new_tokens >= config.rollout.max_context:
         raise ConfigError(
@@ -62,9 +70,9 @@ def notes(subject: Subject) -> list[str]:
     scheduler = subject.config.scheduler
     if scheduler.mode == "elastic" and scheduler.cells > 1 and scheduler.min_supply >= 1:
         return [
-            f"scheduler.min_supply = {scheduler.min_supply:g} asks for B = {scheduler.groups_per_step} ready groups that nobody has "
-            "claimed, which a batch cannot offer once the core has claimed one: no satellite will join; lower it, "
-            "or set K = 1"
+            f"scheduler.min_supply = {scheduler.min_supply:g} asks for {scheduler.groups_per_step} ready groups that "
+            "nobody has claimed, which a batch cannot offer once the core has claimed one: no satellite will join; "
+            "lower it, or set cells = 1"
         ]
     return []
 
@@ -73,8 +81,8 @@ def _check_counts(config: RunConfig) -> None:
     scheduler = config.scheduler
     if scheduler.executions_per_group < 2:
         raise ConfigError(
-            f"scheduler.executions_per_group = {scheduler.executions_per_group}: an advantage compares the executions of a group, so one execution alone "
-            "gives no signal; set it to 2 or more"
+            f"scheduler.executions_per_group = {scheduler.executions_per_group}: an advantage compares the "
+            "executions of a group, so one execution alone gives no signal; set it to 2 or more"
         )
     if scheduler.max_steps > MOST_STEPS:
         raise ConfigError(f"scheduler.max_steps = {scheduler.max_steps} is more than {MOST_STEPS}; lower it")
@@ -85,8 +93,10 @@ def _check_counts(config: RunConfig) -> None:
         )
     if (flight := scheduler.depth * scheduler.executions_per_group) > MOST_IN_FLIGHT:
         raise ConfigError(
-            f"scheduler.groups_per_step = {scheduler.groups_per_step}, N = {scheduler.executions_per_group}, mu = {scheduler.steps_per_burst} and phi = {scheduler.extra_dispatch:g} put "
-            f"{flight} executions in flight; at most {MOST_IN_FLIGHT} are kept account of, lower them"
+            f"scheduler.groups_per_step = {scheduler.groups_per_step}, executions_per_group = "
+            f"{scheduler.executions_per_group}, steps_per_burst = {scheduler.steps_per_burst} and extra_dispatch = "
+            f"{scheduler.extra_dispatch:g} put {flight} executions in flight; at most {MOST_IN_FLIGHT} are kept "
+            "account of, lower them"
         )
 
 

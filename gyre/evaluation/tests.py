@@ -1,0 +1,99 @@
+"""The task's tests/test.sh, in a sandbox of its own over a copy of a state.
+
+    fresh sandbox ── fill with the state ── /tests ── test.sh, until it ends or its time is up ── every process is gone
+                                                                                                └─ reward file is read
+
+Nothing is graded in place: the state stays bit-identical, so grading may be repeated, and /tests exists nowhere else. A
+grader fails when it runs out of time, dies of a signal, or leaves no well-formed reward in the task's range. Any other
+exit code is ignored.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gyre.core.clock import Clock
+from gyre.evaluation.artifact import digest
+from gyre.evaluation.base import GraderFailed, GradingLimits, Preserved, Verdict
+from gyre.evaluation.config import EvaluationSection, TestsSection
+from gyre.evaluation.limits import task_limits
+from gyre.evaluation.reward import InvalidReward, read_reward, reward_files
+from gyre.evaluation.settling import Grader
+from gyre.sandboxes import Mount, Sandbox, SandboxLimits, SandboxSpec
+from gyre.tasks import Task
+
+SIGNALLED = 128
+"""Exit codes above it are those of a command that died of a signal."""
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""The work directory is not where Python looks first: `import json` is not the policy's json.py."""
+
+
+class TaskTests(Grader):
+    def __init__(
+        self,
+        section: TestsSection,
+        evaluation: EvaluationSection,
+        limits: SandboxLimits,
+        make_sandbox: Callable[[SandboxSpec], Sandbox],
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(section.called, clock)
+        self._evaluation = evaluation
+        self._limits = limits
+        self._make_sandbox = make_sandbox
+        self._versions: dict[Path, str] = {}
+
+    async def version(self, task: Task) -> str:
+        """Of the content of tests/."""
+        if task.path not in self._versions:
+            self._versions[task.path] = (await digest(task.tests, timeout_s=self._evaluation.digest_s))[:16]
+        return self._versions[task.path]
+
+    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:
+        logs = work.sandbox.logs if work else None
+        mounts = [Mount(source=logs / part, target=f"/logs/{part}") for part in ("agent", "artifacts")] if logs else []
+        spec = SandboxSpec(
+            name=root.name,
+            root=root,
+            workdir=task.workdir,
+            env={**(SAFE_PATH if self._evaluation.python_safe_path else {}), **task.env, **task.verifier_env},
+            mounts=[*mounts, Mount(source=task.tests, target="/tests")],
+            limits=task_limits(task, self._limits),
+        )
+        sandbox = self._make_sandbox(spec)
+        # What an interrupted grading left must not count: neither its files nor its reward.
+        await sandbox.close(keep=False)
+        try:
+            await sandbox.start()
+            if work is not None:
+                await sandbox.restore(work.sandbox)
+            elif task.workspace is not None:
+                await sandbox.upload(task.workspace, task.workdir)
+            # Whatever modes the policy gave its directory: it must not decide whether it is graded.
+            spec.workspace.chmod(spec.workspace.stat().st_mode | 0o700)
+            result = await sandbox.exec(
+                ["/bin/bash", "/tests/test.sh"],
+                stdout=log,
+                stderr=log,
+                timeout_s=limits.timeout_s,
+                boot_timeout_s=limits.boot_timeout_s,
+            )
+            if result.exceeded:
+                raise GraderFailed(f"tests/test.sh of {task.name} was ended: {result.exceeded}", "grader_killed")
+            if result.timed_out:
+                raise GraderFailed(
+                    f"tests/test.sh of {task.name} did not end within {limits.timeout_s:g} s", "timed_out"
+                )
+            if result.exit_code is None or result.exit_code > SIGNALLED:
+                raise GraderFailed(f"tests/test.sh of {task.name} was killed ({result.exit_code})", "grader_killed")
+            return _verdict(spec.logs / "verifier")
+        finally:
+            await sandbox.close(keep=False)
+
+
+def _verdict(verifier: Path) -> Verdict:
+    try:
+        score, detail = read_reward(verifier)
+    except InvalidReward as error:
+        raise GraderFailed(str(error), "no_reward") from None
+    flags = ["several_reward_files"] if len(reward_files(verifier)) > 1 else []
+    return Verdict(score=score, detail=detail, flags=flags)

@@ -1,0 +1,3 @@
+from proxy_fixtures import proxy_tokenizer
+
+__all__ = ["proxy_tokenizer"]
