@@ -1,6 +1,5 @@
 """The one optimizer of a run: Megatron's Adam on the core, with its moments in Hugging Face layout for checkpoints."""
 
-from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,6 +81,6 @@ class Adam:
         return [group for part in self._parts for group in part.optimizer.param_groups]
 
     @property
-    def _state(self) -> ChainMap[torch.Tensor, dict[str, torch.Tensor]]:
+    def _state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """Dense parameters and experts have an optimizer each."""
-        return ChainMap(*(part.optimizer.state for part in self._parts))
+        return {parameter: state for part in self._parts for parameter, state in part.optimizer.state.items()}

@@ -47,9 +47,10 @@ def tree_mask(
     index = np.arange(count) if index_C is None else index_C.cpu().numpy()
     of_block = _blocks(last, 0)
     first, final = _blocks(index, index[-1]).min(1)[:, None], _blocks(index, index[-1]).max(1)[:, None]
+    # What fills up the last block of queries, or of keys, has no keys or no descendants: it is in no full block.
+    beyond = _blocks(index, count).max(1)[:, None]
     key = np.arange(len(of_block))[None, :]
-    # Padding of the last block of keys has no descendants, so it is in no full block.
-    full = ((key + 1) * BLOCK <= first + 1) & (of_block.min(1)[None, :] > final)
+    full = ((key + 1) * BLOCK <= first + 1) & (of_block.min(1)[None, :] > beyond)
     some = (key * BLOCK <= final) & (of_block.max(1)[None, :] > first)
     if window is not None:
         positions = positions_T.cpu().numpy()
