@@ -6,6 +6,7 @@ import statistics
 
 import msgspec
 import pytest
+from gyre.simulation.plan import alternatives, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,8 @@ from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.staleness import expected_staleness
 from gyre.simulation.clock import VirtualTimeExceeded
 from gyre.simulation.experiment import Drawn, Layout, simulate
-from gyre.simulation.paper.beyond import Frozen
 from gyre.simulation.paper.rows import ROWS
-from gyre.simulation.plan import alternatives, plan
+from gyre.simulation.predictions import Predicted
 from gyre.simulation.recording import read_recording
 from gyre.simulation.workload import Workload, WorkloadParams
 
@@ -105,7 +105,7 @@ def test_longest_first_keeps_the_staleness_identity(mode, mu, extra, dispatch, s
         dispatch=dispatch, launch_order="longest_first",
     )  # fmt: skip
     events: list[Event] = []
-    order = Frozen(lambda query: random.Random(f"{seed}/{query}").random())
+    order = Predicted(lambda query: random.Random(f"{seed}/{query}").random())
     simulate(config, LAYOUT, PARAMS, seed=seed, order=order, readers=(events.append,))
     outstanding: dict[int, int] = {}
     consumed = survivors = bursts = 0
