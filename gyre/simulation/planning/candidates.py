@@ -24,12 +24,13 @@ def staleness_of(config: SchedulerConfig) -> float:
 
 
 def bursts_and_dispatch(config: SchedulerConfig, bound: float) -> Iterator[SchedulerConfig]:
-    """Other (φ, μ) whose mean staleness is at most `bound`: φ in halves, quarters when the batch allows."""
+    """Other (φ, μ) whose mean staleness is at most `bound`, the stalest first: φ in quarters or what the batch allows.
+    A mode without extra dispatch refuses φ > 0 itself."""
     grain = next(part for part in (4, 2, 1) if config.groups_per_step % part == 0)
-    for steps in BURSTS:
-        room = bound - (steps - 1) / 2
-        for quarter in range(math.floor(room * grain + 1e-9) + 1) if room >= 0 else ():
-            yield msgspec.structs.replace(config, steps_per_burst=steps, extra_dispatch=quarter / grain)
+    rooms = [(steps, math.floor((bound - (steps - 1) / 2) * grain + 1e-9)) for steps in BURSTS]
+    found = [(extra / grain, steps) for steps, room in rooms for extra in range(room + 1)]
+    for extra, steps in sorted(found, key=lambda point: -point[0] - (point[1] - 1) / 2):
+        yield msgspec.structs.replace(config, steps_per_burst=steps, extra_dispatch=extra)
 
 
 def placements(config: SchedulerConfig) -> Iterator[SchedulerConfig]:
@@ -66,9 +67,9 @@ def orders(config: SchedulerConfig, predicts: bool) -> Iterator[SchedulerConfig]
 def neighbours(config: SchedulerConfig, own: SchedulerConfig, bound: float, predicts: bool) -> list[SchedulerConfig]:
     """Accepted settings that differ from `config` in one respect."""
     found = [
-        *bursts_and_dispatch(config, bound),
-        *placements(config),
-        *supply_rules(config, own),
         *orders(config, predicts),
+        *placements(config),
+        *bursts_and_dispatch(config, bound),
+        *supply_rules(config, own),
     ]
     return [one for one in found if one != config and not problems(one)]

@@ -24,6 +24,8 @@ FEW = (0, 1)
 """Seeds that settings are compared on."""
 FRESH = 1000
 """First of the seeds that the front is measured on."""
+LEAST = 2
+"""Of them, also when the budget is over: an error bar needs two."""
 SEARCH_SHARE = 0.6
 """Of the budget; the rest measures the front."""
 
@@ -88,18 +90,25 @@ def front_of(measured: Iterable[Measured]) -> list[Measured]:
 def search(
     world: World, own: SchedulerConfig, *, staleness: float, budget_s: float, seeds: int, report: Report
 ) -> Plan:
-    """The planned configuration and the front of at most `staleness`, each on `seeds` seeds. The planned one is always
-    measured, however small the budget."""
+    """The planned configuration and the front of at most `staleness`, on the same seeds: `seeds`, or as many as the
+    budget allows."""
     started = time.monotonic()
     with ProcessPoolExecutor(os.cpu_count() or 1, initializer=_worker, initargs=(world,)) as pool:
         measured, complete = _explore(pool, world.predicts, own, staleness, started + SEARCH_SHARE * budget_s, report)
         chosen = [own, *(one.config for one in front_of(measured.values()) if one.config != own)]
-        fresh = range(FRESH, FRESH + seeds)
-        done = _measure(pool, chosen, fresh, math.inf, lambda n, of: report(f"measuring the front: {n} of {of}"))
-    kept = [one for one in done.values() if one.staleness <= staleness]
+        hours: dict[SchedulerConfig, list[float]] = {config: [] for config in chosen}
+        for i in range(seeds):
+            until = started + budget_s if i >= LEAST else math.inf
+            report(f"measuring {len(chosen)} settings: seed {i + 1} of {seeds}")
+            done = _measure(pool, chosen, [FRESH + i], until, lambda *_: None)
+            if len(done) < len(chosen):
+                break
+            for config, one in done.items():
+                hours[config] += one.hours
+    final = [Measured(config, values) for config, values in hours.items()]
     return Plan(
-        own=done[own],
-        front=front_of(kept),
+        own=final[0],
+        front=front_of(one for one in final if one.staleness <= staleness),
         tried=len(measured),
         complete=complete,
         seconds=time.monotonic() - started,
