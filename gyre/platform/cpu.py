@@ -2,8 +2,9 @@
 
 Megatron asks torch for "the current CUDA device" wherever it allocates, so that one question is answered with the CPU.
 A few of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
-One function asserts a CUDA type name and is replaced. Nothing is patched per operator, so a forward or backward pass
-costs what it costs without this module (measured in tests/platform/test_cpu.py).
+Two functions are replaced: one asserts a CUDA type name; one adds up the gradient norm in fp32, which on a CPU is off
+by 2e-4 at 5 million parameters and by 3e-3 at 50 million. Nothing is patched per operator, so a forward or backward
+pass costs what it costs without this module (measured in tests/platform/test_cpu.py).
 """
 
 import importlib
@@ -34,6 +35,7 @@ def install() -> None:
     for name in _HARD_CODED:
         importlib.import_module(name).__dict__["torch"] = _TorchOnCpu()
     importlib.import_module("megatron.core.optimizer.optimizer").__dict__["clip_grad_by_total_norm_fp32"] = _clip
+    importlib.import_module("megatron.core.optimizer.clip_grads").__dict__["l2_norm_impl"] = _l2_norm
     _installed = True
 
 
@@ -94,3 +96,10 @@ def _clip(parameters: list[torch.Tensor], max_norm: float, total_norm: float, us
     coefficient = max_norm / (total_norm + 1.0e-6)
     if coefficient < 1.0:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], coefficient)
+
+
+def _l2_norm(_chunk: int, _overflow: torch.Tensor, tensors: list[list[torch.Tensor]], *_: bool) -> Any:
+    """Megatron's `local_multi_tensor_l2_norm`, accumulated in fp64: on the CPU torch adds up the squares of an fp32
+    tensor one after the other."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for listed in tensors for tensor in listed]
+    return torch.linalg.vector_norm(torch.stack(norms)).float(), None

@@ -1,6 +1,7 @@
 """Checkpoints: a directory that is a Hugging Face model plus what training needs to go on exactly.
 
-    config.json, tokenizer files   copied from the model that training started from
+    config.json, tokenizer files,
+    templates, licence, …          copied from the model that training started from
     model.safetensors              parameters, Hugging Face names and shapes
     optimizer.safetensors          Adam moments under "<moment>/<parameter>", and the torch RNG state
     trainer.json                   version and number of updates
@@ -28,7 +29,9 @@ from gyre.transport import experts
 
 _RNG = "rng/torch"
 _PARTIAL = ".partial"
-_NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+_NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ot")
+_FOLDERS = ("additional_chat_templates",)
+"""Of a tokenizer. Other folders of a model hold its weights again, in other forms."""
 
 
 class CheckpointReader(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,12 +90,14 @@ def _write(target: Path, model_dir: Path, checkpoint: CheckpointReader) -> None:
     for file in model_dir.iterdir():
         if file.is_file() and file.suffix not in _NOT_COPIED and not file.name.endswith(".index.json"):
             shutil.copyfile(file, partial / file.name)
+        elif file.is_dir() and file.name in _FOLDERS:
+            shutil.copytree(file, partial / file.name)
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
     save_file(_plain(experts.split(checkpoint.parameters)), partial / CHECKPOINT_WEIGHTS, metadata={"format": "pt"})
     save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / CHECKPOINT_OPTIMIZER)
     counters = _Counters(checkpoint.version, checkpoint.steps)
     (partial / CHECKPOINT_COUNTERS).write_bytes(msgspec.json.encode(counters))
-    for file in (*partial.iterdir(), partial):
+    for file in (*partial.rglob("*"), partial):
         _sync(file)
     if target.exists():
         shutil.rmtree(target)

@@ -7,9 +7,9 @@ import pytest
 
 from gyre.control.live.fit import Sizes, require_servable
 from gyre.core.errors import ConfigError
-from gyre.engines.section import SglangSection
+from gyre.engines.sglang.config import SglangSection
 
-SIZES = Sizes(vocab_size=128, num_hidden_layers=2, num_attention_heads=24, num_key_value_heads=8)
+SIZES = Sizes(vocab_size=128, hidden_size=96, num_hidden_layers=2, num_attention_heads=24, num_key_value_heads=8)
 
 
 def allowed(sizes: Sizes, **engine: object) -> set[int]:

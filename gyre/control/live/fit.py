@@ -4,7 +4,8 @@ import msgspec
 
 from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
-from gyre.engines.section import EngineSection, SglangSection
+from gyre.engines.section import EngineSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.training.config import ParallelConfig
 
 

@@ -1,6 +1,7 @@
 """The one optimizer of a run: Megatron's Adam on the core, with its moments in Hugging Face layout for checkpoints."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
@@ -30,6 +31,9 @@ class Adam:
             ),
             [replica.ddp],
         )
+        # Megatron leaves it to its learning-rate scheduler, which no run has, to spare norms and biases from decay.
+        for group in self._groups:
+            group["weight_decay"] = config.weight_decay * group["wd_mult"]
 
     def step(self) -> float:
         """Clips, updates the parameters, and returns the global gradient norm before clipping."""
@@ -68,6 +72,12 @@ class Adam:
         for moment in MOMENTS:
             into = {name: self._state[p][moment] for name, p in self._replica.parameters.items()}
             self._replica.scatter(moments.get(moment, {}), into)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        (only,) = self._optimizer.chained_optimizers
+        groups: list[dict[str, Any]] = only.optimizer.param_groups
+        return groups
 
     @property
     def _state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:

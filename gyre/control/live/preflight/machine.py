@@ -1,5 +1,6 @@
 """What the run needs of this machine: sandboxes, devices, memory, open files, a port, SGLang."""
 
+import logging
 import os
 import resource
 import shutil
@@ -12,11 +13,14 @@ from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import parameters
 from gyre.core.errors import ConfigError
 from gyre.core.programs import PROBE_TIMEOUT_S, first_line
-from gyre.engines.section import LocalSection, SglangSection
+from gyre.engines.local.config import LocalSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.launch.local import LOOPBACK, SHARED_MEMORY
-from gyre.sandboxes.probe import check_bwrap, check_namespaces, check_socat
+from gyre.sandboxes.probe import check_bwrap, check_limits, check_namespaces, check_seccomp, check_socat
 from gyre.scheduling.config import capacity
 from gyre.transport.section import ShmSection
+
+log = logging.getLogger(__name__)
 
 RESERVED_FILES = 512
 """Open files of a process beside those of executions: libraries, database, engines."""
@@ -28,11 +32,15 @@ TRAINING_BYTES, SERVING_BYTES = 16, 4
 """Per parameter: weights, gradient and two moments in fp32 in the core's trainer; weights of an engine on the CPU."""
 
 
-def check_sandboxes(subject: Subject) -> None:  # noqa: ARG001
-    """Whether a sandbox with its proxy socket starts."""
-    for sandboxes_need in (check_bwrap, check_namespaces, check_socat):
-        if not (found := sandboxes_need()).ok:
+def check_sandboxes(subject: Subject) -> None:
+    """Whether a sandbox starts, with the limits that are required. A limit that is only watched is warned of."""
+    section = subject.config.sandbox
+    for found in (check_bwrap(), check_seccomp(), check_socat(), check_namespaces(section)):
+        if not found.ok:
             raise ConfigError(f"sandboxes cannot start: {found.name}: {found.found}; {found.advice}")
+    limits = check_limits(section)
+    if not limits.ok:
+        log.warning("%s: %s; %s", limits.name, limits.found, limits.advice)
 
 
 def check_engine(subject: Subject) -> None:

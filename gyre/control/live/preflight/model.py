@@ -14,7 +14,6 @@ from gyre.core.errors import ConfigError
 from gyre.core.expert_routing import expert_count
 from gyre.core.tensor_files import DamagedFile, non_finite, read_headers
 from gyre.proxy.session.tokenizer import load_tokenizer
-from gyre.training.config import require_trainable
 
 READ_BYTES = 256 * 2**20
 """Of weights, when looking for numbers that are not finite: all of a small model, slices of every tensor of a large one
@@ -34,7 +33,6 @@ def check(subject: Subject) -> None:
                 "give a Hugging Face model directory with safetensors weights and a tokenizer"
             )
     described, sizes = read_model(model)
-    require_trainable(described, f"policy.model = {model}")
     if described.get("quantization_config"):
         raise ConfigError(
             f"policy.model = {model} is quantized (config.json has quantization_config), and quantized weights cannot "

@@ -10,6 +10,7 @@ from gyre.control.live.fit import Sizes
 from gyre.core.errors import ConfigError
 from gyre.launch.section import HereSection
 from gyre.store import RunDir
+from gyre.training.config import require_trainable
 
 
 class Subject(NamedTuple):
@@ -36,9 +37,10 @@ class Subject(NamedTuple):
 
 
 def read_model(model: Path) -> tuple[dict[str, Any], Sizes]:
-    """config.json of a model directory, as it is and as sizes. Raises ConfigError."""
+    """config.json of a model directory that Gyre can train, as it is and as sizes. Raises ConfigError."""
     try:
         config = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
+        require_trainable(config, f"policy.model = {model}")
         return config, msgspec.convert(config, Sizes)
     except OSError as error:
         raise ConfigError(
