@@ -31,8 +31,8 @@ def table(plan: Plan, described: str) -> str:
     ended = "nothing new was left to try" if plan.complete else "the budget ended the search"
     lines = [
         f"Simulated with {described}. {plan.tried} settings on the same devices in {plan.seconds:.0f} s; {ended}.",
-        f"Each line: {seeds} other seeds (the same for all), {steps_of(own.config)} steps or a few more (whole bursts), "
-        "± standard error; differences are paired by seed.",
+        f"Each line: {seeds} other seeds (the same for all), {steps_of(own.config)} steps or a few more (whole "
+        "bursts), ± standard error; differences are paired by seed.",
         "",
         f"{'E[d]':>6}{HEADS[0]:>6}{HEADS[1]:>4}{HEADS[2]:>4}{HEADS[3]:>6}{HEADS[4]:>6}{HEADS[5]:>8}{HEADS[6]:>6}"
         f"  {HEADS[7]:14}{'per step':>20}   difference",
