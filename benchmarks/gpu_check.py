@@ -145,7 +145,13 @@ class Bench:
         earlier = torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
         store = StoreServer("127.0.0.1")
         config = TrainerConfig(
-            cell=0, cells=1, model_dir=directory, transport_root=str(self.root / "weights"), store=store.address
+            cell=0,
+            cells=1,
+            model_dir=directory,
+            transport_root=str(self.root / "weights"),
+            store=store.address,
+            temperature=1.0,
+            seed=0,
         )
         trainer = MegatronTrainer(config, ShmTransport(config.transport_root))
         trainer.wake()

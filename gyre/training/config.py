@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from gyre.core.config import Positive
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
 
@@ -82,6 +83,23 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Global gradient norm above which the gradient is scaled down."""
 
 
+class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[trainer]: layout of a cell and its optimizer."""
+
+    parallel: ParallelConfig = ParallelConfig()
+    precision: Precision = "float32"
+    share_prefixes: bool = True
+    """Packed-tree training: rows of one pack that begin alike compute the common part once. False: every row is
+    computed whole, and counts whole in `admission.micro_step_tokens`."""
+    replay_routing: bool = False
+    """For a policy with experts: engines tell which experts they chose, and the trainer takes the same where a row has
+    a record of them (docs/training.md, "Routing replay")."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    threads: Positive = 1
+    group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Longest wait for another cell in a gradient reduction."""
+
+
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One training rank of a cell."""
 
@@ -100,19 +118,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address at which the other cells reach this one; the worker has it from its launcher."""
     rank: int = 0
     """Rank inside the cell."""
-    parallel: ParallelConfig = ParallelConfig()
     incarnation: int = 0
     """Counts restarts of the cell, so that a new process never meets the rendezvous keys of a dead one."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
-    precision: Precision = "float32"
-    temperature: float = 1.0
+    temperature: float
     """Temperature of the rollouts: log-probabilities are those of the distribution that was sampled from."""
-    share_prefixes: bool = True
-    """Packed-tree training: rows of one pack that begin alike compute the common part once. False: separate rows."""
-    replay_routing: bool = False
-    """Experts are those that the rollout engine chose, where a row has a record of them."""
-    group_timeout_s: float = 30.0
-    """Longest wait for another member in a gradient reduction."""
-    threads: int = 1
-    seed: int = 0
+    objective: ObjectiveConfig = ObjectiveConfig()
+    seed: int
+    section: TrainerSection = TrainerSection()

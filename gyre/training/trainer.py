@@ -58,18 +58,20 @@ class MegatronTrainer:
         self._core = config.cell == 0
         store = connect_store(config.store, STORE_TIMEOUT_S)
         name = f"cell/{config.cell}/{config.incarnation}"
-        parallel.initialize(config.parallel, config.rank, name, store)
+        parallel.initialize(config.section.parallel, config.rank, name, store)
         self._replica = Replica(
             config.model_dir,
-            config.parallel,
+            config.section.parallel,
             config.temperature,
-            config.share_prefixes,
-            config.precision,
-            config.replay_routing,
+            config.section.share_prefixes,
+            config.section.precision,
+            config.section.replay_routing,
         )
-        self._adam = Adam(self._replica, config.optimizer) if self._core else None
+        self._adam = Adam(self._replica, config.section.optimizer) if self._core else None
         model = self._replica.model
-        self._groups = PrefixGroups(store, config.cell, config.rank, config.host, model.device, config.group_timeout_s)
+        self._groups = PrefixGroups(
+            store, config.cell, config.rank, config.host, model.device, config.section.group_timeout_s
+        )
         stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
         self._pipeline = Pipeline(stage, self._replica.forward)
         self._writer = checkpoint.Writer()
@@ -117,7 +119,7 @@ class MegatronTrainer:
         self._announce()
         # After an error the gradient is of no use: only `join` leads on.
         self.phase = Phase.AWAKE
-        mine = self._evaluate(shares.share(micro_step, self._config.parallel.data))
+        mine = self._evaluate(shares.share(micro_step, self._config.section.parallel.data))
         result = None if mine is None else shares.combine(parallel.from_replicas(mine))
         self.phase = Phase.JOINED
         return result
@@ -219,7 +221,7 @@ class MegatronTrainer:
         packs = [(entries, self._replica.pack(micro_loss.rows_of(mine, entries))) for entries in mine.packs]
         packs = [(entries, pack) for entries, pack in packs if pack.tokens]
         idle, scored = 0, micro_loss.needs_scoring(mine)
-        if self._config.parallel.lockstep:
+        if self._config.section.parallel.lockstep:
             idle = max(micro_loss.computed_packs(part) for part in parts) - len(packs)
             scored = any(micro_loss.needs_scoring(part) for part in parts)
         if scored:
@@ -237,7 +239,7 @@ class MegatronTrainer:
         if self._pipeline.stage.after > 0:
             return None
         replayed = sum(pack.replayed for _, pack in packs)
-        tokens = sum(pack.tokens for _, pack in packs) if self._config.replay_routing else 0
+        tokens = sum(pack.tokens for _, pack in packs) if self._config.section.replay_routing else 0
         return replace(evaluation.result(), replayed=replayed, unrecorded=tokens - replayed)
 
     def _score(self, pack: ForwardBatch) -> torch.Tensor | None:

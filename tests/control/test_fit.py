@@ -7,7 +7,7 @@ import pytest
 
 from gyre.control.live.fit import require_servable
 from gyre.core.errors import ConfigError
-from gyre.engines.section import SglangSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.training.families import read_architecture
 
 MODEL = {

@@ -257,12 +257,11 @@ class LiveCells:
     async def _sample(self, process: Started) -> _Sampled:
         self._probes += 1
         prompt = [(self._probes * 7 + i * 13) % self._vocabulary for i in range(PROBE_TOKENS)]
-        sampling = self._config.sampling()
         request = GenerateRequest(
             request_id=f"probe-{self._probes}",
             input_ids=TokenIds(prompt),
             max_new_tokens=PROBE_TOKENS,
-            sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p),
+            sampling=Sampling(temperature=self._config.rollout.temperature),
             routing_from=0 if self._config.trainer.replay_routing else None,
         )
 

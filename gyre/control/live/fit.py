@@ -1,7 +1,8 @@
 """Whether engines and trainers can take the policy apart as configured; its architecture tells the sizes."""
 
 from gyre.core.errors import ConfigError
-from gyre.engines.section import EngineSection, SglangSection
+from gyre.engines.section import EngineSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.training.architecture import Architecture
 from gyre.training.config import ParallelConfig, stages_of
 

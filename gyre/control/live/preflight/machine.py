@@ -13,7 +13,8 @@ from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import parameters
 from gyre.core.errors import ConfigError
 from gyre.core.programs import PROBE_TIMEOUT_S, first_line
-from gyre.engines.section import LocalSection, SglangSection
+from gyre.engines.local.config import LocalSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.launch.local import LOOPBACK, SHARED_MEMORY
 from gyre.sandboxes.probe import check_bwrap, check_limits, check_namespaces, check_seccomp, check_socat
 from gyre.scheduling.config import capacity
