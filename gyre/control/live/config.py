@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from gyre.control.live.devices import DeviceAssignment, assign_devices
 from gyre.control.setbacks import RecoveryLimits
-from gyre.core.config import Positive
+from gyre.core.config import FileOrName, Positive
 from gyre.core.errors import ConfigError
 from gyre.core.policy import PolicySection, RolloutSection
 from gyre.engines.config import EngineConfig
@@ -43,7 +43,8 @@ class TasksSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class HarnessSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[harness]: who executes the tasks."""
 
-    name: str
+    name: FileOrName
+    """A shipped profile, or the path of a profile of your own, which ends in `.toml`."""
     root: Path | None = None
     """Where harnesses are installed; default: `.cache/harnesses` of this checkout."""
     budgets: Budgets = Budgets()
