@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.core.expert_routing import ExpertRouting
-from gyre.samples.microstep import MicroStep, Row
+from gyre.samples.microstep import MicroStep, MicroStepResult, Row
 from gyre.training import checkpoint, shares
 from gyre.training import loss as micro_loss
-from gyre.training.base import MicroStepResult, StepStats
+from gyre.training.base import StepStats
 from gyre.training.config import TrainerConfig
 from gyre.training.files import Files
 from gyre.training.groups import PrefixGroups
@@ -120,7 +120,7 @@ class MegatronTrainer:
         # After an error the gradient is of no use: only `join` leads on.
         self.phase = Phase.AWAKE
         mine = self._evaluate(shares.share(micro_step, self._config.section.parallel.data))
-        result = None if mine is None else shares.combine(parallel.from_replicas(mine))
+        result = None if mine is None else sum(parallel.from_replicas(mine), MicroStepResult())
         self.phase = Phase.JOINED
         return result
 
