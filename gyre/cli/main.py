@@ -2,6 +2,7 @@
 output that does not want more, as in `gyre inspect RUN | head`, with 141."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -82,7 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="what a config means, and what would be faster at the same staleness")
     plan.add_argument("config", type=Path)
     plan.add_argument("overrides", nargs="*", default=[], metavar="section.key=value")
-    plan.add_argument("--from-run", type=Path, metavar="RUN", help="take durations from this recorded run")
+    source = plan.add_mutually_exclusive_group()
+    source.add_argument("--from-run", type=Path, metavar="RUN", help="simulate this recorded run's executions")
+    source.add_argument("--workload", type=Path, metavar="FILE", help="simulate the workload that this file states")
+    bound = plan.add_mutually_exclusive_group()
+    bound.add_argument("--staleness", type=_positive, metavar="MEAN", help="allowed mean staleness; default: its own")
+    bound.add_argument("--hours-per-step", type=_positive, metavar="H", help="find the freshest setting this fast")
+    plan.add_argument("--seconds", type=_positive, default=60.0, help="budget of the search; default 60")
+    plan.add_argument("--seeds", type=_count, default=8, help="for the error bars; default 8")
+    plan.add_argument("--json", type=Path, metavar="OUT")
+    plan.add_argument("--plot", type=Path, metavar="OUT", help="the Pareto front; a .png or .svg file")
     plan.set_defaults(run=_plan)
 
     _add_simulate(commands.add_parser("simulate", help="the real controller under a virtual clock"))
@@ -137,6 +147,13 @@ def _count(text: str) -> int:
     return count
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
 # Imports are inside the commands: `gyre doctor` must work where torch does not import.
 
 
@@ -182,12 +199,11 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from gyre.control.live.config import RunConfig
     from gyre.core.config import load
-    from gyre.simulation.plan import plan
-    from gyre.simulation.recording import load_run
+    from gyre.simulation.planning.command import Request, plan
 
     config = load(arguments.config, arguments.overrides, RunConfig)
-    recording = load_run(arguments.from_run)[0] if arguments.from_run is not None else None
-    print(plan(config.scheduler, recording, graders=config.evaluation.at_a_time))
+    request = Request(**{key: getattr(arguments, key) for key in Request.__struct_fields__})
+    print(plan(config.scheduler, request, graders=config.evaluation.at_a_time))
     return 0
 
 

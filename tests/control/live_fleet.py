@@ -21,9 +21,9 @@ from gyre.control.live.launching import open_launcher
 from gyre.control.live.processes import Fleet
 from gyre.engines.local.config import LocalSection
 from gyre.proxy.base import DrainReport, EngineRoute
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
-from gyre.training.base import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, ParallelConfig
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.rendezvous import StoreServer
