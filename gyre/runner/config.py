@@ -7,7 +7,7 @@ import msgspec
 from gyre.core.config import Positive
 from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
-from gyre.sandboxes import SandboxLimits
+from gyre.sandboxes import SandboxSection
 
 
 class RunnerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,4 +33,4 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """RPC address of the shim that holds the sandboxes; "": the runner holds them itself, and they end with it."""
     section: RunnerSection = RunnerSection()
     evaluation: EvaluationSection = EvaluationSection()
-    limits: SandboxLimits = SandboxLimits()
+    sandbox: SandboxSection = SandboxSection()

@@ -22,15 +22,13 @@ from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
 from gyre.runner.failures import Cause, Ending, HarnessRun
 from gyre.runner.harness import HarnessRunner
-from gyre.sandboxes import SandboxSpec
-from gyre.sandboxes.limits import sweep_cgroups
+from gyre.sandboxes import SandboxProvider, SandboxSpec, open_provider
 from gyre.tasks import Task, load_task
 
 
 async def main(config: RunnerConfig, context: WorkerContext) -> None:
     """Serves `Shim` until cancelled; every sandbox ends with it."""
-    sweep_cgroups()
-    shim = LocalShim(HarnessRunner(config))
+    shim = LocalShim(HarnessRunner(config, open_provider(config.sandbox)))
     async with serving_rpc(shim, Shim, context):
         try:
             await asyncio.Event().wait()
@@ -118,8 +116,8 @@ class LocalShim:
 class HeldHarness(HarnessRunner):
     """What an `Execution` of a runner uses when a shim holds the sandboxes."""
 
-    def __init__(self, config: RunnerConfig, shim: Connection[Shim]) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunnerConfig, provider: SandboxProvider, shim: Connection[Shim]) -> None:
+        super().__init__(config, provider)
         self._shim = shim
         self._attempts: dict[str, int] = {}
         self.detached = False

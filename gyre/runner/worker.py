@@ -7,6 +7,8 @@ from the store, finds what is held at the shim, and grades again what was being 
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from gyre.core.errors import GyreError
 from gyre.core.records import CallFacts, Outcome
 from gyre.evaluation import Evaluators
@@ -14,22 +16,22 @@ from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
 from gyre.rpc import Connection, connect
-from gyre.runner.base import ExecutionReport, ExecutionSpec, Runner, Shim
+from gyre.runner.base import ExecutionReport, ExecutionSpec, Isolation, Runner, Shim
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
 from gyre.runner.harness import HarnessRunner
 from gyre.runner.shim import HeldHarness
-from gyre.sandboxes.limits import sweep_cgroups
+from gyre.sandboxes import SandboxProvider, open_provider
 from gyre.store import RunStore
 
 NO_CALLS = CallFacts()
 
 
 async def main(config: RunnerConfig, context: WorkerContext) -> None:
-    sweep_cgroups()
+    provider = open_provider(config.sandbox)
     with RunStore(Path(config.run_dir) / "gyre.sqlite") as store:
         shim = connect(Shim, config.shim, context.secret) if config.shim else None
-        runner = LocalRunner(config, store, shim)
+        runner = LocalRunner(config, store, provider, shim)
         try:
             async with serving_rpc(runner, Runner, context):
                 try:
@@ -44,14 +46,23 @@ async def main(config: RunnerConfig, context: WorkerContext) -> None:
 class LocalRunner:
     """Implements `Runner` with sandboxes of this machine. Tasks and outcomes of the worker's lifetime are kept."""
 
-    def __init__(self, config: RunnerConfig, store: RunStore, shim: Connection[Shim] | None = None) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        store: RunStore,
+        provider: SandboxProvider | None = None,
+        shim: Connection[Shim] | None = None,
+    ) -> None:
         """Without a `shim` the sandboxes are this process's own."""
         self._config = config
         self._store = store
         self._outcomes = store.outcomes()
         """Of earlier runners."""
-        self._harness = HeldHarness(config, shim) if shim else HarnessRunner(config)
-        self._evaluators = Evaluators(config.evaluation, Path(config.run_dir), limits=config.limits)
+        self._provider = provider or open_provider(config.sandbox)
+        self._harness = HeldHarness(config, self._provider, shim) if shim else HarnessRunner(config, self._provider)
+        self._evaluators = Evaluators(
+            config.evaluation, Path(config.run_dir), self._provider.create, limits=config.sandbox.limits
+        )
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -91,6 +102,12 @@ class LocalRunner:
     async def running(self) -> list[str]:
         return sorted(execution_id for execution_id, task in self._tasks.items() if not task.done())
 
+    async def isolation(self) -> Isolation:
+        enforcement = self._provider.enforcement
+        return Isolation(
+            provider=self._config.sandbox.kind, limits=msgspec.structs.asdict(enforcement), weak=enforcement.weak
+        )
+
     async def shutdown(self) -> None:
         """Ends every sandbox of its own, and every grader; executions without an outcome stay without one."""
         if isinstance(self._harness, HeldHarness):
@@ -99,6 +116,7 @@ class LocalRunner:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._evaluators.close()
+        await self._provider.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:
         report = await execution.run()

@@ -7,7 +7,7 @@ shim, once they are started there again: `start` may be repeated.
 from gyre.control.live.service import Service
 from gyre.core.records import CallFacts, SessionAccess
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyControl, ProxyStats, SessionSpec, SessionSummary
-from gyre.runner.base import ExecutionReport, ExecutionSpec, Runner
+from gyre.runner.base import ExecutionReport, ExecutionSpec, Isolation, Runner
 
 
 class LastingProxy:
@@ -43,6 +43,9 @@ class LastingRunner:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+
+    async def isolation(self) -> Isolation:
+        return await self._service.call(lambda runner: runner.isolation())
 
     async def held(self, spec: ExecutionSpec) -> None:
         """Starts the execution and returns when its harness has ended."""
