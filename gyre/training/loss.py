@@ -72,6 +72,11 @@ def needs_scoring(micro_step: MicroStep) -> bool:
     return len(micro_step.packs) > 1
 
 
+def computed_packs(micro_step: MicroStep) -> int:
+    """Packs that have targets; the others are left out."""
+    return sum(any(row.targets for row in rows_of(micro_step, pack)) for pack in micro_step.packs)
+
+
 class Evaluation:
     """One micro-step: `observe` every pack when it needs scoring, then `loss` for every pack, then `result`. Packs
     without targets are left out."""
