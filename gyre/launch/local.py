@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.core.errors import GyreError
-from gyre.launch.base import ProcessSpec, WorkerOrder
+from gyre.launch.base import Process, ProcessSpec, WorkerOrder
 
 LOOPBACK = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")
@@ -41,6 +41,10 @@ class LocalProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
 
     async def wait(self) -> str:
         code = await self._process.wait()
@@ -148,6 +152,13 @@ class LocalLauncher:
             await started.stop(grace_s=0.0)
             raise
         return started
+
+    def found(self, name: str) -> list[Process]:  # noqa: ARG002
+        """Nothing outlives its controller here."""
+        return []
+
+    def next_number(self, name: str) -> int:  # noqa: ARG002
+        return 0
 
     async def stop_all(self, grace_s: float) -> None:
         stopping, self._processes = self._processes, []

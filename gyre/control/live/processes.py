@@ -7,7 +7,6 @@ engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from gyre.control.setbacks import Setbacks
 from gyre.control.task_supervisor import together
 from gyre.core.clock import SystemClock
 from gyre.engines.base import Engine
-from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config
+from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config, parse_name
 from gyre.proxy.base import EngineRoute, ProxyControl
 from gyre.proxy.proxies import ProxyWorkers
 from gyre.rpc import Connection, connect
@@ -33,6 +32,7 @@ from gyre.training.base import Trainer
 
 T = TypeVar("T")
 
+SHIM, RUNNER = "shim", "runner"
 PROXY_ENTRY = "gyre.proxy.worker:main"
 RUNNER_ENTRY = "gyre.runner.worker:main"
 SHIM_ENTRY = "gyre.runner.shim:main"
@@ -65,12 +65,12 @@ class Fleet:
         self._run_dir = run_dir
         self._store = store
         self._workers: dict[WorkerId, Started] = {}
-        self._incarnations: Counter[WorkerId] = Counter()
+        self._numbers: dict[str, int] = {}
         self._setbacks = Setbacks(config.limits())
         runner_config = config.runner_config(run_dir)
-        self._shim = self._service("shim", SHIM_ENTRY, lambda: runner_config, Shim)
+        self._shim = self._service(SHIM, SHIM_ENTRY, lambda: runner_config, Shim)
         self._runner = self._service(
-            "runner",
+            RUNNER,
             RUNNER_ENTRY,
             lambda: msgspec.structs.replace(runner_config, shim=self._shim.address),
             Runner,
@@ -89,12 +89,17 @@ class Fleet:
         await together(self.start_services(), self.start_cells())
 
     async def start_services(self) -> None:
-        """Proxy workers, the shim that holds sandboxes, and the runner."""
-        await together(*(proxy.open() for proxy in self._proxies), self._start_runner())
+        """Proxy workers, the shim that holds sandboxes, and the runner; those that an earlier controller left are
+        taken over."""
+        await together(*(self._open(proxy) for proxy in self._proxies), self._start_runner())
 
     async def _start_runner(self) -> None:
-        await self._shim.open()
-        await self._runner.open()
+        await self._open(self._shim)
+        await self._open(self._runner)
+
+    async def _open(self, service: Service) -> None:
+        found = self._launcher.found(service.name)
+        await (service.adopt(found) if found else service.open())
 
     async def keep_services(self) -> None:
         """Starts services again when they are lost; ends only by cancellation. Raises GyreError when that has no
@@ -112,7 +117,22 @@ class Fleet:
         serving = scheduler.pool if scheduler.mode == "async" else [*cells, *scheduler.pool]
         engines = [WorkerId("engine", cell) for cell in serving]
         trainers = [WorkerId("trainer", cell) for cell in cells]
-        await together(*(self.start_worker(worker) for worker in engines + trainers))
+        await together(*(self._open_engine(worker) for worker in engines), *map(self._open_trainer, trainers))
+
+    async def _open_engine(self, worker: WorkerId) -> None:
+        """Calls of executions run on the engines that an earlier controller left."""
+        found = {parse_name(process.spec.name)[2]: process for process in self._launcher.found(str(worker))}
+        sends = self._config.engine.sender_config("", self._config.transport) is not None
+        if set(found) == ({"", "-sender"} if sends else {""}):
+            self._run(worker, Engine, [found[part] for part in sorted(found)])
+        else:
+            await self._open_trainer(worker)
+
+    async def _open_trainer(self, worker: WorkerId) -> None:
+        """What an earlier controller left is of no use: its gradients belong to a batch that is gone with it."""
+        left = self._launcher.found(str(worker))
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in left))
+        await self.start_worker(worker)
 
     def worker(self, worker: WorkerId) -> Started:
         """Raises WorkerLost when it has no processes now."""
@@ -138,14 +158,21 @@ class Fleet:
 
     async def start_worker(self, worker: WorkerId) -> None:
         """Raises GyreError when one of its processes is not ready in time."""
-        incarnation = self._incarnations[worker]
-        self._incarnations[worker] += 1
-        name = f"{worker}.{incarnation}" if incarnation else str(worker)
+        name, incarnation = self._new_name(str(worker))
         protocol: type[Any]
         if worker.part == "engine":
             protocol, processes = Engine, await self._start_engine(worker.cell, name, incarnation)
         else:
             protocol, processes = Trainer, await self._start_trainer(worker.cell, name, incarnation)
+        self._run(worker, protocol, processes)
+
+    def _new_name(self, name: str) -> tuple[str, int]:
+        """The name of the next process for `name`, and its number."""
+        number = self._numbers.setdefault(name, self._launcher.next_number(name))
+        self._numbers[name] += 1
+        return f"{name}.{number}" if number else name, number
+
+    def _run(self, worker: WorkerId, protocol: type[Any], processes: list[Process]) -> None:
         connection = connect(protocol, processes[0].address, self._launcher.secret)
         watch = asyncio.ensure_future(self._watch(worker, processes))
         self._workers[worker] = Started(worker, processes, connection, watch)
@@ -218,11 +245,13 @@ class Fleet:
         return process.spec.name, f"process {process.spec.name} ended ({ended.result()}); see {process.log}"
 
     def _service(self, name: str, entry: str, config: Callable[[], msgspec.Struct], protocol: type[Any]) -> Service:
-        async def start(process_name: str) -> tuple[Process, Connection[Any]]:
-            process = await self._launch(process_name, entry, config(), START_TIMEOUT_S)
-            return process, connect(protocol, process.address, self._launcher.secret)
+        async def start() -> Process:
+            return await self._launch(self._new_name(name)[0], entry, config(), START_TIMEOUT_S)
 
-        return Service(name, start, self._journal, SystemClock(), self._setbacks)
+        def connected(process: Process) -> Connection[Any]:
+            return connect(protocol, process.address, self._launcher.secret)
+
+        return Service(name, start, connected, self._journal, SystemClock(), self._setbacks)
 
     def _proxy_service(self, name: str) -> Service:
         # A new process takes the socket of the one before: sandboxes have it.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -14,13 +15,14 @@ from gyre.control.live.config import RunConfig
 from gyre.control.live.executions import LiveExecutions
 from gyre.control.live.launching import open_launcher
 from gyre.control.live.materializer import LiveMaterializer
-from gyre.control.live.processes import Fleet
+from gyre.control.live.processes import RUNNER, SHIM, Fleet
 from gyre.control.live.progress import POLLS, EngineWatch
 from gyre.control.live.queries import ShuffledQueries, TaskFeatures
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
 from gyre.core.errors import GyreError
 from gyre.core.events import Event, ProxySampled, RunFinished, RunStarted, SandboxesOpened, StepDone
+from gyre.launch import Launcher
 from gyre.proxy.base import ProxyControl
 from gyre.scheduling.order import make_order
 from gyre.store import RunDir, RunStore
@@ -53,8 +55,17 @@ class StoreJournal:
 class Run:
     """One run directory being trained."""
 
-    def __init__(self, config: RunConfig, run_dir: RunDir, on_view: OnView) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        on_view: OnView,
+        launcher: AbstractAsyncContextManager[Launcher] | None = None,
+    ) -> None:
+        """`launcher`: of the supervisor that is this controller's parent; without one the run makes its own, and ends
+        every process when it ends."""
         self._config = config
+        self._launcher = launcher
         self._run_dir = run_dir
         self._on_view = on_view
         self._clock = SystemClock()
@@ -84,11 +95,14 @@ class Run:
     async def _start(self, checkpoint: Checkpoint | None) -> None:
         """From the start of its processes to their end."""
         store, journal, clock = self._store, self._journal, self._clock
-        state = resume_state(store.events(), store.outcomes(), checkpoint.version if checkpoint else 0)
-        state = state if checkpoint or state.next_group else FRESH
-        resumed_from = None if state is FRESH else state.version
-        journal.write(RunStarted(t=clock.now(), run_id=self._run_dir.root.name, resumed_from=resumed_from))
-        async with open_launcher(self._config, self._run_dir) as launcher:
+        async with self._launcher or open_launcher(self._config, self._run_dir) as launcher:
+            outlived = any(launcher.found(name) for name in (SHIM, RUNNER))
+            version = checkpoint.version if checkpoint else 0
+            state = resume_state(store.events(), store.outcomes(), version, outlived=outlived)
+            state = state if checkpoint or state.next_group else FRESH
+            resumed_from = None if state is FRESH else state.version
+            name = self._run_dir.root.name
+            journal.write(RunStarted(t=clock.now(), run_id=name, resumed_from=resumed_from, outlived=state.outlived))
             rendezvous = StoreServer(launcher.host)
             fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address, journal)
             try:

@@ -9,7 +9,7 @@ repeated. What the new process needs to know, it finds in the run directory, or 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from gyre.control.base import Journal
@@ -29,14 +29,17 @@ ANSWER_S = 10.0
 REPEATS = 5
 """Calls in a row that may fail on a process that lives and answers."""
 
-Start = Callable[[str], Awaitable[tuple[Process, Connection[Any]]]]
+Start = Callable[[], Awaitable[Process]]
+Connect = Callable[[Process], Connection[Any]]
 
 
 class Service:
-    def __init__(self, name: str, start: Start, journal: Journal, clock: Clock, setbacks: Setbacks) -> None:
-        """`start` starts a process of the name that it is given."""
+    def __init__(
+        self, name: str, start: Start, connect: Connect, journal: Journal, clock: Clock, setbacks: Setbacks
+    ) -> None:
         self.name = name
         self._start = start
+        self._connect = connect
         self._journal = journal
         self._clock = clock
         self._setbacks = setbacks
@@ -47,7 +50,6 @@ class Service:
         self._down = asyncio.Event()
         self._silent = ""
         """How the process was seen to hang, when that is why it ends."""
-        self._starts = 0
         self._answered = 0
         self.restored: Callable[[Any], Awaitable[None]] | None = None
         """Called with the stub of a new process before anybody else calls it."""
@@ -56,11 +58,17 @@ class Service:
     def address(self) -> str:
         return self._connection.address if self._connection else ""
 
+    async def adopt(self, found: Sequence[Process]) -> None:
+        """Goes on with the newest process of an earlier controller; the others are ended."""
+        *old, newest = found
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in old))
+        self._process, self._connection = newest, self._connect(newest)
+        self._up.set()
+
     async def open(self) -> None:
         """Starts the process. Raises GyreError when it is not ready in time."""
-        name = f"{self.name}.{self._starts}" if self._starts else self.name
-        self._starts += 1
-        self._process, self._connection = await self._start(name)
+        self._process = await self._start()
+        self._connection = self._connect(self._process)
         self._silent = ""
         if self.restored is not None:
             try:
