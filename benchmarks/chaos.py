@@ -24,10 +24,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from gyre.cli.inspect import read_summary
 from gyre.core import events as ev
 from gyre.core.output import write_output
 from gyre.launch.base import parse_name
-from gyre.report.summary import read_summary
 from gyre.store import RunDir
 from gyre.store.journal import surviving
 
@@ -202,7 +202,7 @@ def read(run: RunDir, kills: list[Kill], interrupted: int, code: int) -> Report:
         lost_by_cause=dict(lost),
         groups_trained_twice=sum(count > 1 for count in trained.values()),
         harness_errors=dict(errors),
-        invariants_ok=summary["invariants_ok"],
+        invariants_ok=summary.invariants_ok,
         went_back=sum(isinstance(event, ev.RunWentBack) for event in events),
         controllers=sum(isinstance(event, ev.RunStarted) for event in events),
         seconds_until_service=service,
@@ -224,7 +224,7 @@ def main() -> int:
         report = chaos(arguments, Path(root))
     text = msgspec.json.format(msgspec.json.encode(report), indent=2)
     if arguments.json:
-        write_output(arguments.json, text.decode() + "\n")
+        write_output(arguments.json, text + b"\n", "--json")
     print(text.decode())
     sound = report.invariants_ok and not report.groups_trained_twice and report.exit_code in (0, 130)
     return 0 if sound and (arguments.shim or not report.executions_lost) else 1

@@ -20,7 +20,7 @@ from gyre.launch.local import LocalLauncher, LocalProcess
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was ready once."""
+    """A process that was started."""
 
     name: str
     address: str
@@ -75,8 +75,12 @@ class LocalSupervisor:
     async def running(self) -> list[Running]:
         """A process that the last controller did not see ready is no use to the next one, and is stopped."""
         await asyncio.gather(*(self.stop(name, 0.0) for name, start in self._starts.items() if not start.done()))
-        started = [start for start in self._starts.values() if not start.cancelled() and start.exception() is None]
-        return [_running(start.result()) for start in started]
+        return [
+            Running(name=name, address="", log="", alive=False)
+            if start.cancelled() or start.exception()
+            else _running(start.result())
+            for name, start in self._starts.items()
+        ]
 
 
 def _running(process: LocalProcess) -> Running:

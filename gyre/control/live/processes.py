@@ -7,7 +7,8 @@ engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from gyre.control.live.service import Service
 from gyre.control.setbacks import Setbacks
 from gyre.control.task_supervisor import together
 from gyre.core.clock import SystemClock
+from gyre.core.errors import GyreError, KilledWhileStarting
 from gyre.engines.base import Engine
 from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config, parse_name
 from gyre.proxy.base import EngineRoute, ProxyControl
@@ -38,6 +40,7 @@ RUNNER_ENTRY = "gyre.runner.worker:main"
 SHIM_ENTRY = "gyre.runner.shim:main"
 TRAINER_ENTRY = "gyre.training.worker:main"
 SENDER_ENTRY = "gyre.engines.sglang.sender:main"
+START_ATTEMPTS = 3
 START_TIMEOUT_S = 120.0
 """Of every process but engines, whose kind says it."""
 
@@ -84,6 +87,11 @@ class Fleet:
         self.failures: asyncio.Queue[ProcessFailure] = asyncio.Queue()
         """Recovery whose processes ended by themselves, or that someone else gave up."""
 
+    @property
+    def takes_over(self) -> bool:
+        """Executions are held by what an earlier controller started."""
+        return any(self._launcher.found(name) for name in (SHIM, RUNNER))
+
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
         await together(self.start_services(), self.start_cells())
@@ -99,7 +107,15 @@ class Fleet:
 
     async def _open(self, service: Service) -> None:
         found = self._launcher.found(service.name)
-        await (service.adopt(found) if found else service.open())
+        if found:
+            await service.adopt(found)
+            return
+        try:
+            await _again(service.open)
+        except GyreError:
+            # `keep` goes on trying.
+            if not self.takes_over:
+                raise
 
     async def keep_services(self) -> None:
         """Starts services again when they are lost; ends only by cancellation. Raises GyreError when that has no
@@ -117,7 +133,19 @@ class Fleet:
         serving = scheduler.pool if scheduler.mode == "async" else [*cells, *scheduler.pool]
         engines = [WorkerId("engine", cell) for cell in serving]
         trainers = [WorkerId("trainer", cell) for cell in cells]
-        await together(*(self._open_engine(worker) for worker in engines), *map(self._open_trainer, trainers))
+        await together(
+            *(self._or_fails(worker, self._open_engine(worker)) for worker in engines),
+            *(self._or_fails(worker, self._open_trainer(worker)) for worker in trainers),
+        )
+
+    async def _or_fails(self, worker: WorkerId, opening: Awaitable[None]) -> None:
+        """A worker that does not start ends a run that has not begun. In one that goes on it is replaced."""
+        try:
+            await opening
+        except GyreError as error:
+            if not self.takes_over:
+                raise
+            self.failures.put_nowait(ProcessFailure(worker=worker, detail=str(error)))
 
     async def _open_engine(self, worker: WorkerId) -> None:
         """Calls of executions run on the engines that an earlier controller left."""
@@ -158,13 +186,13 @@ class Fleet:
 
     async def start_worker(self, worker: WorkerId) -> None:
         """Raises GyreError when one of its processes is not ready in time."""
-        name, incarnation = self._new_name(str(worker))
-        protocol: type[Any]
-        if worker.part == "engine":
-            protocol, processes = Engine, await self._start_engine(worker.cell, name, incarnation)
-        else:
-            protocol, processes = Trainer, await self._start_trainer(worker.cell, name, incarnation)
-        self._run(worker, protocol, processes)
+
+        async def start() -> list[Process]:
+            name, number = self._new_name(str(worker))
+            started = self._start_engine if worker.part == "engine" else self._start_trainer
+            return await started(worker.cell, name, number)
+
+        self._run(worker, Engine if worker.part == "engine" else Trainer, await _again(start))
 
     def _new_name(self, name: str) -> tuple[str, int]:
         """The name of the next process for `name`, and its number."""
@@ -283,3 +311,11 @@ class Fleet:
                 start_timeout_s=start_timeout_s,
             )
         )
+
+
+async def _again(start: Callable[[], Awaitable[T]]) -> T:
+    """A start that a signal ended is tried again."""
+    for _ in range(START_ATTEMPTS - 1):
+        with contextlib.suppress(KilledWhileStarting):
+            return await start()
+    return await start()

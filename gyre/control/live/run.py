@@ -15,7 +15,7 @@ from gyre.control.live.config import RunConfig
 from gyre.control.live.executions import LiveExecutions
 from gyre.control.live.launching import open_launcher
 from gyre.control.live.materializer import LiveMaterializer
-from gyre.control.live.processes import RUNNER, SHIM, Fleet
+from gyre.control.live.processes import Fleet
 from gyre.control.live.progress import POLLS, EngineWatch
 from gyre.control.live.queries import ShuffledQueries, TaskFeatures
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
@@ -96,15 +96,14 @@ class Run:
         """From the start of its processes to their end."""
         store, journal, clock = self._store, self._journal, self._clock
         async with self._launcher or open_launcher(self._config, self._run_dir) as launcher:
-            outlived = any(launcher.found(name) for name in (SHIM, RUNNER))
+            rendezvous = StoreServer(launcher.host)
+            fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address, journal)
             version = checkpoint.version if checkpoint else 0
-            state = resume_state(store.events(), store.outcomes(), version, outlived=outlived)
+            state = resume_state(store.events(), store.outcomes(), version, outlived=fleet.takes_over)
             state = state if checkpoint or state.next_group else FRESH
             resumed_from = None if state is FRESH else state.version
             name = self._run_dir.root.name
             journal.write(RunStarted(t=clock.now(), run_id=name, resumed_from=resumed_from, outlived=state.outlived))
-            rendezvous = StoreServer(launcher.host)
-            fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address, journal)
             try:
                 await fleet.start()
                 found = await fleet.runner.isolation()

@@ -82,14 +82,12 @@ class Service:
     async def keep(self) -> None:
         """Ends only by cancellation. Raises GyreError when new processes have no prospect."""
         while True:
-            assert self._process is not None
-            how = await self._process.wait()
+            detail = await self._end()
             self._up.clear()
             self._down.set()
-            lost_at, process = self._clock.now(), self._process
+            lost_at = self._clock.now()
             if self._connection is not None:
                 self._old.append(self._connection)
-            detail = f"process {process.spec.name} {self._silent or f'ended ({how})'}; see {process.log}"
             while True:
                 await self._clock.sleep(self._record(detail))
                 try:
@@ -99,6 +97,14 @@ class Service:
                     detail = str(error)
             now = self._clock.now()
             self._journal.write(ProcessRestarted(t=now, name=self.name, seconds=now - lost_at))
+
+    async def _end(self) -> str:
+        """Returns when the process has ended, or at once when there never was one, with what was seen."""
+        process = self._process
+        if process is None:
+            return f"{self.name} did not start"
+        how = await process.wait()
+        return f"process {process.spec.name} {self._silent or f'ended ({how})'}; see {process.log}"
 
     async def call(self, do: Callable[[Any], Awaitable[T]]) -> T:
         """The result of `do` on the stub of a process that lived to its end."""
