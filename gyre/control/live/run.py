@@ -106,10 +106,6 @@ class Run:
             journal.write(RunStarted(t=clock.now(), run_id=name, resumed_from=resumed_from, outlived=state.outlived))
             try:
                 await fleet.start()
-                found = await fleet.runner.isolation()
-                journal.write(
-                    SandboxesOpened(t=clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
-                )
                 await self._control(fleet, state)
             finally:
                 await fleet.close()
@@ -128,6 +124,7 @@ class Run:
             fleet.keep_services(),
             _end_silent(fleet, clock, stall_s),
             EngineWatch(fleet, clock, stall_s).run(),
+            self._tell_isolation(fleet),
             self._show(controller),
             self._sample_proxy(fleet.proxy),
         )
@@ -148,6 +145,14 @@ class Run:
             cells=cells,
             journal=self._journal,
         )
+
+    async def _tell_isolation(self, fleet: Fleet) -> None:
+        """Never returns."""
+        found = await fleet.runner.isolation()
+        self._journal.write(
+            SandboxesOpened(t=self._clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
+        )
+        await asyncio.Event().wait()
 
     async def _show(self, controller: Controller) -> None:
         while True:
