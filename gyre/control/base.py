@@ -115,8 +115,9 @@ class WorkerLost(GyreError):
 
 
 class Cells(Protocol):
-    """The GPU side. Cells are 0..K−1 (0 is the core), the pool's engines are K, K+1, …; methods of different workers may run
-    concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
+    """The GPU side. Cells are 0..K−1 (0 is the core), the pool's engines are K, K+1, …; methods of different workers
+    may run concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside
+    any.
 
     Every method raises WorkerLost when a worker that it needs died or missed its deadline: its own, or the core's
     trainer. It is gone then, and `replace` brings a new one.
