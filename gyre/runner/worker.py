@@ -17,6 +17,8 @@ from gyre.runner.base import ExecutionReport, ExecutionSpec, Runner
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
 from gyre.runner.harness import HarnessRunner
+from gyre.runner.keeping import Keeper
+from gyre.sandboxes.files import remove_tree
 from gyre.sandboxes.limits import sweep_cgroups
 from gyre.store import RunStore
 
@@ -42,6 +44,7 @@ class LocalRunner:
         self._store = store
         self._harness = HarnessRunner(config)
         self._evaluators = Evaluators(config.evaluation, Path(config.run_dir), limits=config.limits)
+        self._keeper = Keeper(config.section.keep, Path(config.run_dir) / "workspaces", remove_tree)
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -85,10 +88,12 @@ class LocalRunner:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._evaluators.close()
+        await self._keeper.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:
         report = await execution.run()
         self._store.put_outcome(report.outcome)
+        self._keeper.closed(report.outcome)
         return report
 
     async def _profile(self, name: str) -> HarnessProfile:
