@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint unit sglang fuzz harnesses clean
+.PHONY: help setup demo test lint unit sglang fuzz harnesses patience clean
 
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
 	@echo "make test    set up and run lint, types, import contract, unit tests and one shortened end-to-end run"
 	@echo "make setup   only what demo and test set up: .venv, bubblewrap, two harnesses"
 	@echo "make unit    only the tests that start no harness, no engine and no worker process"
+	@echo "make patience   calls of ten minutes without a token through every installed harness (20 minutes)"
 	@echo "make harnesses  install every harness and run all tests against the real binaries"
 	@echo "make sglang  set up SGLang for the CPU and run the engine contract against it"
 	@echo "make fuzz    14,000 hostile bodies at the proxy"
@@ -38,6 +39,10 @@ unit:
 sglang: setup
 	@PYTHON=$(PYTHON) scripts/sglang_cpu.sh
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m sglang tests/engines
+
+# A call of ten minutes without a token, twice, through every installed harness at once: twenty minutes, little processor.
+patience: setup
+	GYRE_PATIENCE_S=600 $(BIN)/pytest -n 11 -rs tests/proxy/test_harness_patience.py
 
 # Every harness that has a profile, each at its pinned version: 2 GB in .cache.
 harnesses: setup

@@ -1,7 +1,9 @@
 """When are two messages the same? Harnesses rewrite what they echo (docs/harnesses.md); tokens must not care.
 
 Emitted assistant turns are compared with their echoes by meaning: arguments as parsed objects the way JavaScript would
-re-serialise them, text without surrounding whitespace, reasoning not at all. Every difference is named and counted.
+re-serialise them, text without whitespace. The first echo of a turn may differ from it in the payload of its calls and
+in its reasoning, which is how harnesses rewrite; later ones may not differ from the first. Every difference is named
+and counted.
 """
 
 import json
@@ -62,6 +64,32 @@ def canonical_turn(message: Message) -> str:
     return json.dumps([message.text.strip(), calls], ensure_ascii=False)
 
 
+def echo_form(message: Message) -> str:
+    """Equal for two copies of an assistant turn when a harness changed nothing between them: the same words, the same
+    thoughts, and under each call id the same payload, in any order."""
+    calls = sorted([call.id, call.name, canonical_arguments(call.arguments)] for call in message.tool_calls)
+    return json.dumps([_words(message.text), _words(message.reasoning), calls], ensure_ascii=False)
+
+
+def same_payload(call: ToolCall, other: ToolCall) -> bool:
+    return call.name == other.name and (
+        call.arguments == other.arguments or canonical_arguments(call.arguments) == canonical_arguments(other.arguments)
+    )
+
+
+def is_edited(emitted: Message, echo: Message | None, copy: Message) -> bool:
+    """Whether `copy`, which a history has in the place of the turn `emitted`, is more than that turn rewritten. `echo`
+    is the turn as it first came back; None when `copy` is the first to do so."""
+    if echo is None:
+        return emitted.text != copy.text and _words(emitted.text) != _words(copy.text)
+    return echo != copy and echo_form(echo) != echo_form(copy)
+
+
+def _words(text: str) -> str:
+    """What a text says: harnesses trim texts and join them in other ways."""
+    return "".join(text.split())
+
+
 def without_blank_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Without assistant messages that say nothing: opencode leaves one behind for a stream that was cut."""
     said = tuple([m for m in messages if m.role != "assistant" or m.tool_calls or _says_something(m)])
@@ -79,7 +107,8 @@ def same_context(stored: Message, incoming: Message) -> bool:
     if stored.role != incoming.role or stored.tool_call_id != incoming.tool_call_id:
         return False
     if stored.role == "assistant":
-        return canonical_turn(stored) == canonical_turn(incoming)
+        same_thoughts = _words(stored.reasoning) == _words(incoming.reasoning)
+        return same_thoughts and canonical_turn(stored) == canonical_turn(incoming)
     return stored.text.strip() == incoming.text.strip()
 
 
@@ -129,7 +158,7 @@ def drift_kinds(emitted: Message, echoed: Message) -> dict[str, int]:
 def _text_drift(before: str, after: str) -> str:
     if before == after:
         return ""
-    if before.strip() == after.strip():
+    if _words(before) == _words(after):
         return "whitespace"
     if not after.strip():
         return "dropped"

@@ -70,7 +70,7 @@ class Controller:
         """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
         state = self._state = SharedState(require(config), environment.clock, environment.journal, initial)
         mode = mode or make_mode(config)
-        order = order or make_order(config.launch_order)
+        order = order or make_order(config)
         # The supervisors end in this order.
         self._crews = self._executions, self._cells, self._checkpoints = (
             TaskSupervisor(),

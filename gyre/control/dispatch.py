@@ -53,7 +53,15 @@ class Dispatcher:
         entries = [(number, self._queries.query(number)) for number in numbers]
         for number, query in self._order.arrange(entries):
             state.ledger.dispatch(number, query, state.published)
-            state.record(GroupDispatched(t=state.clock.now(), group=number, query=query, version=state.published))
+            state.record(
+                GroupDispatched(
+                    t=state.clock.now(),
+                    group=number,
+                    query=query,
+                    version=state.published,
+                    predicted_s=self._order.predict(query),
+                )
+            )
 
     async def run(self) -> None:
         """Launches whenever it can; ends only by cancellation."""

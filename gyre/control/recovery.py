@@ -51,7 +51,7 @@ class Recovery:
         self.setbacks = Setbacks(limits)
 
     def alive(self, part: Part, cell: int) -> bool:
-        return WorkerId(part, cell) not in self._down
+        return not self._down or WorkerId(part, cell) not in self._down
 
     async def attempt(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call of `Cells`. Raises WorkerLost when a worker is gone; its replacement is under way then,

@@ -7,10 +7,11 @@ in a new process when it was lost. Calls of a lost engine are rerouted by the pr
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gyre.control.base import NO_CALLS, Handoff, Probe, WorkerId, WorkerLost
+from gyre.control.base import NO_CALLS, Probe, WorkerId, WorkerLost
 from gyre.control.recovery import Recovery
 from gyre.control.shared_state import SharedState
 from gyre.core.errors import GyreError
+from gyre.proxy.base import DrainReport
 
 
 class Rollout:
@@ -35,7 +36,8 @@ class Rollout:
     @property
     def starved(self) -> bool:
         """Engines should admit, and none of them is alive."""
-        return bool(self._admitting) and not self._routable()
+        alive = self._recovery.alive
+        return bool(self._admitting) and not any(alive("engine", engine) for engine in self._admitting)
 
     async def admit(self, engines: Sequence[int]) -> None:
         """From now on exactly these take new calls, as far as they are alive."""
@@ -56,7 +58,7 @@ class Rollout:
                 continue
             self._serving.add(engine)
 
-    async def leave(self, engine: int) -> Handoff:
+    async def leave(self, engine: int) -> DrainReport:
         """Returns when the engine holds no memory and its calls have gone elsewhere. It no longer admits."""
         self._serving.discard(engine)
         try:

@@ -186,6 +186,8 @@ async def _exchange(session: Session, policy: _Policy, exchange: Exchange, ids: 
         if exchange.answer.complete or call.finished:
             while end is None:
                 end = next((event for event in await reader.next(None) if isinstance(event, TurnEnd)), None)
+            # What the recording has whole, the harness got.
+            call.delivered = True
         else:
             await policy.said.wait()
     if call.task is not None:

@@ -5,11 +5,17 @@ they are (docs/scheduling.md). `longest_first` has a second half in the ledger: 
 lightest trains first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
+
+from gyre.scheduling.config import SchedulerConfig, capacity
+from gyre.scheduling.predictor import DurationPredictor, Features
 
 Entry = tuple[int, str]
 """(dispatch number, query)"""
+
+MOST_WAVES = 2.8
+"""Beyond it the last executions of a set start long after the first have ended, in any order (docs/scheduling.md)."""
 
 
 class LaunchOrder(Protocol):
@@ -17,6 +23,10 @@ class LaunchOrder(Protocol):
 
     def observe(self, query: str, seconds: float) -> None:
         """An execution of the query took this long."""
+        ...
+
+    def predict(self, query: str) -> float | None:
+        """Seconds of one execution; None when the order predicts none."""
         ...
 
 
@@ -27,36 +37,38 @@ class Fifo:
     def observe(self, query: str, seconds: float) -> None:
         """Needs no history."""
 
+    def predict(self, query: str) -> float | None:  # noqa: ARG002
+        return None
+
 
 class LongestFirst:
-    """Descending predicted duration of an execution; ties keep dispatch order.
+    """Descending predicted duration of an execution; ties, and all before any execution has ended, keep dispatch
+    order."""
 
-    The prediction is the mean over the executions of the query seen so far; before there are any, `prior` (for example
-    from the length of the specification, in seconds), or else the mean over all executions.
-    """
-
-    def __init__(self, prior: Callable[[str], float] | None = None) -> None:
-        self._prior = prior
-        self._seen: dict[str, tuple[int, float]] = {}
-        self._all = (0, 0.0)
+    def __init__(self, features: Features = lambda _: ()) -> None:
+        self._predictor = DurationPredictor(features)
 
     def arrange(self, entries: Sequence[Entry]) -> list[Entry]:
-        return sorted(entries, key=lambda entry: -self.predict(entry[1]))
+        return sorted(entries, key=lambda entry: -(self.predict(entry[1]) or 0.0))
 
     def observe(self, query: str, seconds: float) -> None:
-        count, total = self._seen.get(query, (0, 0.0))
-        self._seen[query] = (count + 1, total + seconds)
-        self._all = (self._all[0] + 1, self._all[1] + seconds)
+        self._predictor.observe(query, seconds)
 
-    def predict(self, query: str) -> float:
-        """Seconds of one execution."""
-        count, total = self._seen.get(query, (0, 0.0))
-        if count:
-            return total / count
-        if self._prior is not None:
-            return self._prior(query)
-        return self._all[1] / self._all[0] if self._all[0] else 0.0
+    def predict(self, query: str) -> float | None:
+        return self._predictor.predict(query)
 
 
-def make_order(name: Literal["fifo", "longest_first"], prior: Callable[[str], float] | None = None) -> LaunchOrder:
-    return Fifo() if name == "fifo" else LongestFirst(prior)
+def waves(config: SchedulerConfig) -> float:
+    """How often the executions that are in flight right after a dispatch fill the rollout capacity."""
+    places = config.pool_capacity if config.mode == "async" else capacity(config, 0)
+    return config.depth * config.executions_per_group / places
+
+
+def launches_in(config: SchedulerConfig) -> Literal["fifo", "longest_first"]:
+    """The order of launches. `longest_first` falls back to fifo where none helps: when all executions start at once,
+    and after many waves. Its other half, that the lightest ready group trains first, stays: it does no harm."""
+    return config.launch_order if 1.0 < waves(config) <= MOST_WAVES else "fifo"
+
+
+def make_order(config: SchedulerConfig, features: Features = lambda _: ()) -> LaunchOrder:
+    return Fifo() if launches_in(config) == "fifo" else LongestFirst(features)

@@ -1,5 +1,6 @@
 """`gyre plan`: what a scheduler configuration means, in sentences. Pure."""
 
+from gyre.scheduling.advice import advice
 from gyre.scheduling.config import SchedulerConfig, capacity
 from gyre.scheduling.staleness import expected_staleness
 
@@ -9,6 +10,7 @@ def explain(config: SchedulerConfig) -> str:
     parts = [_work(config), _capacity(config), _staleness(config), _training(config)]
     if config.mode != "async":
         parts.append(_join_table(config))
+    parts += [f"Note: {sentence}" for sentence in advice(config)]
     return "\n\n".join(parts)
 
 

@@ -22,17 +22,17 @@ RUN_GROUPS = 48 * 32
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults are calibrated: docs/research/calibration.md says what is the paper's and what was fitted."""
 
-    median_h: float = 1.78
+    median_h: float = 1.77
     """Median harness time at the reference load, in the middle of a 48-step run."""
-    growth: float = 0.249
+    growth: float = 0.229
     """Log growth of harness time from the first to the last group of such a run."""
-    sigma_query: float = 0.347
+    sigma_query: float = 0.357
     """Standard deviation of log harness time between queries."""
-    sigma_execution: float = 0.332
+    sigma_execution: float = 0.328
     """The same between the executions of a query."""
-    harness_limit_h: float = 3.41
+    harness_limit_h: float = 3.45
     overall_limit_h: float = 4.0
-    evaluation_h: float = 0.061
+    evaluation_h: float = 0.0437
     """One grading; the execution holds no place on the engines meanwhile."""
     graders: Annotated[int, Meta(ge=1)] | None = None
     """Gradings at a time; None: no execution waits for one."""
@@ -40,20 +40,20 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Share of queries that are hard to evaluate."""
     hard_execution: float = 0.0536
     """Probability that an execution of such a query finds no valid evaluation."""
-    load_share: float = 0.491
+    load_share: float = 0.5
     """β: share of harness time at the reference load that scales with executions per node."""
     reference_load: float = 36.0
     """Executions per node (144 on four nodes)."""
-    work_node_h: float = 0.387
+    work_node_h: float = 0.39
     """Mean training work of a group in node-hours."""
-    imbalance: float = 0.272
+    imbalance: float = 0.3
     """Coefficient of variation of the replicas' times inside a micro-step, for cells of several replicas."""
     replica_nodes: int = 4
     """Nodes of one model replica."""
     micro_steps: int = 4
     """Per group."""
     publication_s: float = 60.0
-    update_s: float = 32.7
+    update_s: float = 20.0
     """One optimizer update with reduction, pipeline drain and broadcast: no cell trains meanwhile."""
 
 

@@ -48,8 +48,8 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     drift: dict[str, int]
     """Differences between emitted turns and their first echo in this conversation, by kind."""
     flags: list[str]
-    """Sorted: "context_turn", "partial_turn", "foreign_turn" (assistant turns that are context only here), and
-    "prefix_break" (the conversation continues a recorded turn whose tokens could not be continued)."""
+    """Sorted: "context_turn", "edited_turn", "partial_turn", "foreign_turn" (assistant turns that are context only
+    here), and "prefix_break" (the conversation continues a recorded turn whose tokens could not be continued)."""
     match: Match
     nodes_seen: int
     """Size of the tree at prepare; commit looks for a longer shared prefix when it has grown since."""

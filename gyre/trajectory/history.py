@@ -3,14 +3,27 @@
 A turn is remembered with the messages that led to it. A conversation continues the deepest turn whose whole context it
 repeats: emitted turns match by tool-call id, or by text where they called no tool; all other messages by content.
 What follows is new: context messages, and assistant turns that the policy did not sample *here*.
+
+The first echo of a turn shows how this harness rewrites: the payload of its calls is restored, its reasoning may be
+gone. Any other change, and any change at all of a later echo, is an edit (`canonical.is_edited`): the conversation
+leaves the path before that turn, the policy sees what the harness sent, and the edit is counted.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from gyre.chat.canonical import canonical_turn, drift_kinds, same_context, same_turn
+from gyre.chat.canonical import (
+    canonical_turn,
+    drift_kinds,
+    echo_form,
+    is_edited,
+    same_context,
+    same_payload,
+    same_turn,
+)
 from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 
 _LATEST = 32
@@ -32,8 +45,10 @@ class Turn:
     emitted: Message
     position: int
     """Index of the emitted message in a conversation that continues this turn."""
-    echoed: bool = False
-    """Drift is counted at the first echo only. The turns before an echoed one are echoed too."""
+    echo: Message | None = None
+    """As it first came back. Drift is counted then, only. The turns before an echoed one are echoed too."""
+    edit: str = ""
+    """Form of the edit that was counted last; its branch repeats it in every request."""
 
 
 _Places = dict[tuple[int, Identity], list[Turn]]
@@ -47,8 +62,10 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the first message after it."""
     fresh_echoes: tuple[str, ...] = ()
     """Turns that this conversation is the first to echo."""
+    fresh_edits: dict[str, str] = {}
+    """Turns that it has in an edited form, after what it continues, and that form; edits counted before are absent."""
     drift: dict[str, int] = {}
-    """Differences between those turns and their echoes, by kind."""
+    """Differences between those turns and how they came back, by kind."""
     known: tuple[Message, ...] = ()
     """Stored messages that equal the conversation's first ones, so that they are stored once."""
 
@@ -69,36 +86,83 @@ class History:
         """Deterministic. Agents that began alike may have said the same words after different thoughts: of equally deep
         candidates the agent's own come first, then those that are echoed with their reasoning, then the latest."""
         best, known = self._deepest(conversation, agent_id)
-        if best is None:
-            return Match(turn=None, start=0)
         fresh: list[str] = []
-        drift: dict[str, int] = {}
-        turn: Turn | None = best
-        while turn is not None and not turn.echoed:
+        drift: Counter[str] = Counter()
+        turn = best
+        while turn is not None and turn.echo is None:
             fresh.append(turn.call_id)
-            for kind, count in drift_kinds(turn.emitted, conversation.messages[turn.position]).items():
-                drift[kind] = drift.get(kind, 0) + count
+            drift.update(drift_kinds(turn.emitted, conversation.messages[turn.position]))
             turn = turn.parent
-        return Match(turn=best.call_id, start=best.position + 1, fresh_echoes=tuple(fresh), drift=drift, known=known)
+        edits: dict[str, str] = {}
+        for turn, copy in self._edited(conversation, best):
+            form = echo_form(copy)
+            if form != turn.edit and turn.call_id not in edits:
+                edits[turn.call_id] = form
+                drift.update(drift_kinds(turn.echo or turn.emitted, copy))
+        return Match(
+            turn=best.call_id if best else None,
+            start=best.position + 1 if best else 0,
+            fresh_echoes=tuple(fresh),
+            fresh_edits=edits,
+            drift=dict(drift),
+            known=known,
+        )
+
+    def _edited(self, conversation: Conversation, best: Turn | None) -> Iterator[tuple[Turn, Message]]:
+        """Turns that the rest of a conversation has in an edited form: those of known calls wherever they stand, and
+        the answer to what was continued where the conversation has another text in its place."""
+        start = best.position + 1 if best else 0
+        first = True
+        for position in range(start, len(conversation.messages)):
+            copy = conversation.messages[position]
+            if copy.role != "assistant":
+                continue
+            turn = self._owner(copy)
+            if turn is None and first and not copy.tool_calls:
+                turn = self._answer_at(conversation, best, position)
+            if turn is not None and is_edited(turn.emitted, turn.echo, copy):
+                yield turn, copy
+            first = False
+
+    def _owner(self, copy: Message) -> Turn | None:
+        """The turn of which `copy` has exactly the calls."""
+        found = self._by_tool_call.get(copy.tool_calls[0].id) if copy.tool_calls else None
+        return found[0] if found and same_turn(found[0].emitted, copy) else None
+
+    def _answer_at(self, conversation: Conversation, best: Turn | None, position: int) -> Turn | None:
+        """The latest turn that followed `best` at this place, after the same messages, when no turn there said this."""
+        start = best.position + 1 if best else 0
+        asked = conversation.messages[start:position]
+        beside = [
+            turn
+            for places in [self._places(conversation.tools)]
+            for turns in places.values()
+            for turn in turns
+            if turn.parent is best and turn.position == position and _same_messages(turn.context, asked)
+        ]
+        return beside[-1] if beside else None
 
     def restore(self, message: Message) -> tuple[Message, str]:
-        """An assistant turn outside its own context, with the payload that the policy emitted, and what it is:
+        """An assistant turn outside its own context, with the payloads that the policy emitted, and what it is:
 
-        "context_turn": a whole turn of the policy (compaction tails, changed prefixes); "partial_turn": some of its
-        calls; "foreign_turn": not the policy's. All three are context, never targets."""
-        known = [self._by_tool_call.get(call.id) for call in message.tool_calls]
+        "context_turn": a whole turn of the policy (compaction tails, changed prefixes); "edited_turn": one that the
+        harness edited, with what the harness made of it; "partial_turn": some of its calls; "foreign_turn": not the
+        policy's. All four are context, never targets."""
         if not message.tool_calls:
             turn = self._by_content.get(canonical_turn(message)) if message.text.strip() else None
-            return (turn.emitted, "context_turn") if turn else (message, "foreign_turn")
-        owner = known[0][0] if known[0] else None
-        if owner and same_turn(owner.emitted, message):
+            if turn is None:
+                return message, "foreign_turn"
+            edited = is_edited(turn.emitted, turn.echo, message)
+            return (message, "edited_turn") if edited else (turn.emitted, "context_turn")
+        owner = self._owner(message)
+        if owner and not is_edited(owner.emitted, owner.echo, message):
             return owner.emitted, "context_turn"
+        known = [self._by_tool_call.get(call.id) for call in message.tool_calls]
         calls = tuple(
-            ToolCall(call.id, found[1].name, found[1].arguments) if found else call
-            for call, found in zip(message.tool_calls, known, strict=True)
+            _restored(call, *found) if found else call for call, found in zip(message.tool_calls, known, strict=True)
         )
         restored = msgspec.structs.replace(message, tool_calls=calls)
-        return restored, "partial_turn" if any(known) else "foreign_turn"
+        return restored, "edited_turn" if owner else "partial_turn" if any(known) else "foreign_turn"
 
     def remember(
         self, call_id: str, seq: int, agent_id: str, conversation: Conversation, match: Match, emitted: Message
@@ -127,17 +191,28 @@ class History:
         if len(self._latest) > _LATEST:
             del self._latest[next(iter(self._latest))]
 
-    def note_echoes(self, call_ids: tuple[str, ...]) -> None:
-        for call_id in call_ids:
-            self._turns[call_id].echoed = True
+    def note_echoes(self, match: Match, conversation: Conversation) -> None:
+        """A conversation with this match was answered."""
+        for call_id in match.fresh_echoes:
+            turn = self._turns[call_id]
+            # A request that was prepared at the same time may have been the first.
+            turn.echo = turn.echo or conversation.messages[turn.position]
+        for call_id, form in match.fresh_edits.items():
+            self._turns[call_id].edit = form
 
     def knows_tool_call(self, tool_call_id: str) -> bool:
         return tool_call_id in self._by_tool_call
 
-    def fingerprint(self) -> list[tuple[str, str, int, bool]]:
+    def fingerprint(self) -> list[tuple[str, str, int, str, str]]:
         """Everything that a later match depends on, for the tree's digest."""
         return [
-            (turn.call_id, turn.parent.call_id if turn.parent else "", turn.position, turn.echoed)
+            (
+                turn.call_id,
+                turn.parent.call_id if turn.parent else "",
+                turn.position,
+                echo_form(turn.echo) if turn.echo else "",
+                turn.edit,
+            )
             for turn in self._turns.values()
         ]
 
@@ -156,6 +231,8 @@ class History:
                     turns.sort(key=lambda turn: turn.seq, reverse=True)
                     turns.sort(key=lambda turn: (turn.agent_id != agent_id, turn.emitted != messages[at]))
                 for turn in turns:
+                    if is_edited(turn.emitted, turn.echo, messages[at]):
+                        continue
                     known = self._latest.get(turn.call_id, ())
                     if known and known == messages[:at]:
                         return turn, known
@@ -179,8 +256,10 @@ def _repeats(messages: tuple[Message, ...], turn: Turn, checked: dict[str, bool]
         start = step.parent.position + 1 if step.parent else 0
         repeats = (
             repeats
+            and messages[step.position].role == "assistant"
             and _same_messages(step.context, messages[start : step.position])
             and _identity(step.emitted) in _identities(messages, step.position)
+            and not is_edited(step.emitted, step.echo, messages[step.position])
         )
         checked[step.call_id] = repeats
     return repeats
@@ -202,6 +281,14 @@ def _identities(messages: tuple[Message, ...], echo: int) -> Iterator[Identity]:
         if results:
             yield frozenset(results)
     yield _identity(messages[echo])
+
+
+def _restored(call: ToolCall, turn: Turn, emitted: ToolCall) -> ToolCall:
+    """The payload that the policy emitted, unless the harness has changed it since it first sent it back."""
+    first = next((echo for echo in turn.echo.tool_calls if echo.id == call.id), None) if turn.echo else None
+    if first is not None and not same_payload(first, call):
+        return call
+    return ToolCall(call.id, emitted.name, emitted.arguments)
 
 
 def _same_messages(stored: tuple[Message, ...], incoming: tuple[Message, ...]) -> bool:

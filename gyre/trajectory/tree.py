@@ -229,7 +229,7 @@ class TrajectoryTree:
         self._append(record)
         path = prepared.path.extended(prepared.new_ids + sample.output_ids)
         self._recent.put(call_id, path, prepared.match.turn)
-        self._history.note_echoes(prepared.match.fresh_echoes)
+        self._history.note_echoes(prepared.match, prepared.conversation)
         if emitted is not None:
             self._history.remember(
                 call_id, record.seq, prepared.agent_id, prepared.conversation, prepared.match, emitted

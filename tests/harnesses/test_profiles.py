@@ -23,6 +23,17 @@ from gyre.harnesses.profile import read_profile
 ACCESS = SessionAccess(path="/x/abc", api_key="key")
 WINDOW = ContextWindow(max_context=131_072, max_output=8192)
 
+A_DAY = "86400000"
+PATIENCE = {
+    "claude_code": ["CLAUDE_STREAM_IDLE_TIMEOUT_MS", "API_TIMEOUT_MS"],
+    "codex": ["stream_idle_timeout_ms"],
+    "qwen_code": ['"timeout"'],
+    "opencode": ["headerTimeout", "chunkTimeout"],
+    "pi": ["timeoutMs"],
+    "mini_swe_agent": ["timeout: 86400"],
+}
+"""Harness → settings of every limit of its own on a silent call (docs/harnesses.md)."""
+
 MINIMAL = """
 dialect = "chat"
 binary = "${prefix}/run"
@@ -158,3 +169,12 @@ def test_check_tells_missing_from_another_version(tmp_path: Path) -> None:
     binary.write_text("#!/no/such/interpreter\n")
     with pytest.raises(ConfigError, match="does not start"):
         check(profile, tmp_path)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_limit_of_a_harness_on_a_silent_call_is_a_day(name: str) -> None:
+    profile = load_profile(name)
+    told = "\n".join([*(f"{key}={value}" for key, value in profile.env.items()), *profile.files.values()])
+    for setting in PATIENCE[profile.variant_of or name]:
+        (line,) = [line for line in told.splitlines() if setting in line]
+        assert A_DAY in line or "86400" in line

@@ -171,10 +171,10 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def harness(
-    profile: HarnessProfile, app: App, home: Path, instruction: str, window: int | None = None
+    profile: HarnessProfile, app: App, home: Path, instruction: str, window: int | None = None, seconds: float = 180
 ) -> AsyncIterator[Running]:
     """The installed harness, started as its profile says, with nothing of this machine in its environment. `window`
-    tells it another context window than the policy's."""
+    tells it another context window than the policy's; `seconds` is its time."""
     prefix = prefix_of(profile)
     launch = prepare(
         profile,
@@ -203,7 +203,7 @@ async def harness(
     )
     running = Running(process, launch.stdin)
     try:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(seconds):
             yield running
     finally:
         running.kill()

@@ -54,13 +54,13 @@ class App:
     def __init__(
         self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
         running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
-        client_timeout_s: float = 10.0, replay_routing: bool = False,
+        client_timeout_s: float = 10.0, stall_s: float = 10.0, replay_routing: bool = False,
         profile: Profile | None = None, wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:  # fmt: skip
         self.script = Script(tokenizer, answer)
         self.engines: dict[int, Any] = {cell: ScriptedEngine(self.script, version=cell) for cell in range(cells)}
         renderer = ChatRenderer(PolicyTokenizer(tokenizer), "qwen3", thinking=False)
-        router_limits = RouterLimits(hold_s=hold_s, stall_s=10.0, drain_s=1.0, retry_s=0.02)
+        router_limits = RouterLimits(hold_s=hold_s, stall_s=stall_s, drain_s=1.0, retry_s=0.02)
         self.router = Router(lambda address: Link(self.engines[int(address[4:])]), router_limits)
         self.sink = MemorySink()
         self.bounds = CallBounds(max_context=max_context, max_new_tokens=4000, running=running)

@@ -13,8 +13,8 @@ from proxy_app import App, plain_client, running_app
 from proxy_fakes import ScriptedEngine, until
 
 from gyre.proxy.dialects.base import TurnHead
-from gyre.proxy.repeats import Repeats, says_retry
 from gyre.proxy.session.call import Asked, ModelCall
+from gyre.proxy.session.repeats import Repeats, says_retry
 from gyre.trajectory.tree import TrajectoryTree
 
 ASK = {"model": "m", "max_tokens": 500, "stream": True, "messages": [{"role": "user", "content": "go"}]}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gyre.chat.conversation import Message, ToolCall
-from gyre.chat.stream_parse import can_be_sent
+from gyre.chat.parsed_call import can_be_sent
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import ToolForm, WireRequest
 from gyre.proxy.dialects.memo import Memo

@@ -1,6 +1,7 @@
 """Calls over HTTP under trouble: retries, lost clients, moved cells, failures, limits."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -436,4 +437,40 @@ async def test_a_template_that_fails_is_the_platform_s_failure_and_final(
         assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
         assert response.json()["error"]["message"] == "The template failed."
         assert app.session().tree.digest() == digest
+        assert (await app.proxy.close_session("g0-0")).failed_calls == {"error": 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_a_whole_answer_is_kept_alive_with_blanks(proxy_tokenizer: Any, path: str) -> None:
+    async with running_app(proxy_tokenizer, answer, keepalive_s=0.03) as app:
+        gate = Gate(app.engines[0])
+        body = {**BODY, "stream": False, "input": "go"}
+        async with (
+            plain_client(timeout=20) as client,
+            client.stream("POST", app.url + path, json=body, headers=app.headers) as response,
+        ):
+            assert response.status_code == 200
+            got = ""
+            async for chunk in response.aiter_text():
+                got += chunk
+                if len(got) >= 3:
+                    gate.open()
+        assert got.startswith("   ")
+        assert LONG in str(json.loads(got))
+        assert response.headers["content-type"] == "application/json"
+
+
+async def test_a_whole_answer_that_fails_behind_its_first_blank_is_broken_off(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, answer, keepalive_s=0.03) as app:
+        gate = Gate(app.engines[0])
+        async with plain_client(timeout=20) as client:
+            body = {**BODY, "stream": False}
+            async with client.stream("POST", app.url + "/v1/messages", json=body, headers=app.headers) as response:
+                chunks = response.aiter_text()
+                assert await anext(chunks) == " "
+                app.engines[0].fail, app.engines[0].fail_after = InvariantViolation("broken"), 0
+                gate.open()
+                with pytest.raises(httpx.RemoteProtocolError):
+                    async for _ in chunks:
+                        pass
         assert (await app.proxy.close_session("g0-0")).failed_calls == {"error": 1}

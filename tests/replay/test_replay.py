@@ -42,7 +42,8 @@ def line(seq: int, messages: list[Any], response: Any, **more: Any) -> str:
 
 
 def own_trace() -> str:
-    """First answer is cut and sampled anew, a 500 in between, the tool turn comes back rewritten, its retry replays."""
+    """First answer is cut and sampled anew, a 500 in between, the tool turn comes back rewritten, a marked retry
+    replays."""
     use = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls", "timeout": 10000.0}}
     echoed = {**use, "input": {"timeout": 10000, "command": "ls"}}
     first = [{"role": "user", "content": "go"}]
@@ -56,7 +57,7 @@ def own_trace() -> str:
             line(2, first, message_events("Look.", use)),
             line(3, second, {"_status": 500, "_headers": {}, "body": {}}),
             line(4, second, final),
-            line(5, second, final),
+            line(5, second, final, headers={"x-stainless-retry-count": "1"}),
         ]
     )
 
@@ -125,7 +126,10 @@ async def replayed(name: str, tokenizer: Any) -> ReplayReport:
 
 COMPACTION = "the harness replaced its history by a summary"
 DISCARDED = "the harness took an answer out of its history"
-SCRIPTED = "the scripted server gave answers that this proxy never gives: one id for two calls, arguments not JSON"
+SCRIPTED = (
+    "the scripted server gave answers that this proxy never gives: one id for two calls, arguments not JSON, "
+    "text behind a call"
+)
 FORKS = {
     "claude220_b_compact_ptl": (2, COMPACTION),
     "claude220_b_compact_win100": (2, COMPACTION),
@@ -137,7 +141,7 @@ FORKS = {
     "mini_mutations": (3, DISCARDED),
     "qwen_mutations": (5, DISCARDED),
     "claude220_mutations": (3, SCRIPTED),
-    "codex_mutations": (2, SCRIPTED),
+    "codex_mutations": (3, SCRIPTED),
     "opencode_anthropic_mutations": (3, SCRIPTED),
     "opencode_chat_mutations": (3, SCRIPTED),
     "pi_chat_mutations": (3, SCRIPTED),

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from gyre.core.errors import InvariantViolation
 from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.modes import ModeDecision, make_mode
-from gyre.scheduling.order import LongestFirst, make_order
 from gyre.scheduling.rules import Situation, SupplyTimer, batch_may_open
 from gyre.scheduling.staleness import StalenessAccount, expected_staleness
 
@@ -131,22 +130,3 @@ def test_mean_staleness_of_the_paper():
         == expected_staleness(extra_dispatch=0.5, steps_per_burst=3)
         == expected_staleness(extra_dispatch=0, steps_per_burst=4)
     )
-
-
-def test_launch_orders():
-    entries = [(0, "short"), (1, "long"), (2, "short")]
-    length = {"short": 1.0, "long": 2.0}
-    assert make_order("fifo").arrange(entries) == entries
-    order = make_order("longest_first", length.__getitem__)
-    assert order.arrange(entries) == [(1, "long"), (0, "short"), (2, "short")]
-    order.observe("short", 2.0)
-    order.observe("short", 4.0)
-    assert order.arrange(entries) == [(0, "short"), (2, "short"), (1, "long")]
-
-
-def test_without_a_prior_an_unknown_query_counts_as_average():
-    order = LongestFirst()
-    assert order.predict("new") == 0.0
-    order.observe("short", 1.0)
-    order.observe("long", 3.0)
-    assert order.arrange([(0, "short"), (1, "new"), (2, "long")]) == [(2, "long"), (1, "new"), (0, "short")]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import TOOLS, result, system, user
 
-from gyre.chat.canonical import same_context, same_turn
+from gyre.chat.canonical import is_edited, same_context, same_turn
 from gyre.chat.conversation import Conversation, Message, ToolCall
 from gyre.trajectory.history import _LATEST, History, Match
 
@@ -18,11 +18,16 @@ class Recorder:
     def __init__(self):
         self.history = History()
         self.turns = []
+        self.echoes = {}
 
     def answer(self, conversation, emitted):
         match = self.history.match(conversation, "")
+        turn = next((turn for turn in self.turns if turn[0] == match.turn), None)
+        while turn is not None:
+            self.echoes.setdefault(turn[0], conversation.messages[len(turn[2].messages)])
+            turn = turn[1]
         call_id = f"c{len(self.turns)}"
-        self.history.note_echoes(match.fresh_echoes)
+        self.history.note_echoes(match, conversation)
         self.history.remember(call_id, len(self.turns), "", conversation, match, emitted)
         parent = next((turn for turn in self.turns if turn[0] == match.turn), None)
         self.turns.append((call_id, parent, conversation, emitted))
@@ -35,23 +40,23 @@ class Recorder:
             position = len(turn[2].messages)
             # Of an echo without calls, one that is followed by the results of a turn's calls is that turn's.
             sure = (position, bool(turn[3].tool_calls))
-            if sure >= surest and turn[2].tools == conversation.tools and repeats(turn, conversation.messages):
+            if sure >= surest and turn[2].tools == conversation.tools and self.repeats(turn, conversation.messages):
                 best, surest = (turn[0], position), sure
         return best
 
-
-def repeats(turn, messages):
-    _, parent, conversation, emitted = turn
-    position = len(conversation.messages)
-    if position >= len(messages) or messages[position].role != "assistant":
-        return False
-    start = 0
-    if parent is not None:
-        if not repeats(parent, messages):
+    def repeats(self, turn, messages):
+        _, parent, conversation, emitted = turn
+        position = len(conversation.messages)
+        if position >= len(messages) or messages[position].role != "assistant":
             return False
-        start = len(parent[2].messages) + 1
-    pairs = zip(conversation.messages[start:], messages[start:position], strict=True)
-    return all(same_context(a, b) for a, b in pairs) and echoes(emitted, messages, position)
+        start = 0
+        if parent is not None:
+            if not self.repeats(parent, messages):
+                return False
+            start = len(parent[2].messages) + 1
+        pairs = zip(conversation.messages[start:], messages[start:position], strict=True)
+        same = all(same_context(a, b) for a, b in pairs) and echoes(emitted, messages, position)
+        return same and not is_edited(emitted, self.echoes.get(turn[0]), messages[position])
 
 
 def echoes(emitted, messages, position):
@@ -146,3 +151,41 @@ def test_T04_results_name_their_turn_before_a_turn_of_the_same_text_does():
     assert called.turn is None
     echo = Conversation((*HEAD, Message(role="assistant", text="done"), result(call, "out")), TOOLS)
     assert recorder.history.match(echo, "").turn == recorder.turns[1][0]
+
+
+def test_only_an_assistant_s_turn_is_an_echo():
+    """A user who says the policy's words in its place does not make the policy see a turn that was not sent."""
+    recorder = Recorder()
+    start = Conversation(HEAD, TOOLS)
+    recorder.answer(start, Message(role="assistant", text="ok"))
+    second = Conversation((*HEAD, Message(role="assistant", text="ok"), user("x")), TOOLS)
+    assert recorder.answer(second, Message(role="assistant", text="done")).turn == "c0"
+    forged = (*HEAD, user("ok"), user("x"), Message(role="assistant", text="done"), user("y"))
+    assert recorder.history.match(Conversation(forged, TOOLS), "").turn is None
+
+
+def test_an_edit_is_counted_once_until_it_changes_again():
+    recorder = Recorder()
+    turn = answer(0, "Look.", 1)
+    out = result(turn.tool_calls[0], "out")
+
+    def ask(first, *more):
+        return recorder.answer(Conversation((*HEAD, first, out, *more), TOOLS), answer(len(recorder.turns), "ok", 0))
+
+    recorder.answer(Conversation(HEAD, TOOLS), turn)
+    assert ask(turn).drift == {}
+    edited = msgspec.structs.replace(turn, text="[cleared]")
+    counted = [ask(edited, user(f"{i}")).drift for i in range(3)]
+    assert counted == [{"text_changed": 1}, {}, {}]
+    assert ask(msgspec.structs.replace(turn, text="[cleared again]")).drift == {"text_changed": 1}
+    assert ask(turn, user("back")).turn == "c0"
+
+
+def test_a_text_in_the_place_of_an_answer_is_counted_as_its_edit():
+    recorder = Recorder()
+    recorder.answer(Conversation(HEAD, TOOLS), Message(role="assistant", text="The whole story."))
+    told = Conversation((*HEAD, Message(role="assistant", text="The story."), user("x")), TOOLS)
+    match = recorder.history.match(told, "")
+    assert (match.turn, match.drift) == (None, {"text_changed": 1})
+    elsewhere = Conversation((HEAD[0], user("other"), *told.messages[2:]), TOOLS)
+    assert recorder.history.match(elsewhere, "").drift == {}

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -17,15 +17,16 @@ from gyre.control.live.launching import open_launcher
 from gyre.control.live.materializer import LiveMaterializer
 from gyre.control.live.processes import Fleet
 from gyre.control.live.progress import POLLS, EngineWatch
-from gyre.control.live.queries import ShuffledQueries
+from gyre.control.live.queries import ShuffledQueries, TaskFeatures
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
 from gyre.core.errors import GyreError, PeerLost
-from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, StepDone
+from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, SandboxesOpened, StepDone
 from gyre.proxy.base import ProxyControl
+from gyre.scheduling.order import make_order
 from gyre.store import RunDir, RunStore
 from gyre.store.rundir import Checkpoint
-from gyre.tasks import load_tasks
+from gyre.tasks import Task, load_tasks
 from gyre.transport.rendezvous import StoreServer
 
 VIEW_INTERVAL_S = 0.5
@@ -114,6 +115,10 @@ class Run:
             fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address)
             try:
                 await fleet.start()
+                found = await fleet.runner.isolation()
+                journal.write(
+                    SandboxesOpened(t=clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
+                )
                 await self._control(fleet, state)
             except (PeerLost, EssentialLost) as error:
                 # Whoever noticed it: the end of the proxy or the runner is told once, here.
@@ -131,7 +136,10 @@ class Run:
         config, clock, stall_s = self._config, self._clock, self._config.recovery.stall_s
         vocabulary = json.decode((config.policy.model / "config.json").read_bytes(), type=_Vocabulary).vocab_size
         cells = LiveCells(fleet, self._run_dir, config, vocabulary)
-        controller = Controller(config.scheduler, self._environment(fleet, cells), state, config.limits())
+        tasks = load_tasks(config.tasks.root)
+        order = make_order(config.scheduler, TaskFeatures(tasks))
+        environment = self._environment(fleet, cells, tasks)
+        controller = Controller(config.scheduler, environment, state, config.limits(), order)
         await _first_of(
             controller.run(),
             _watch(fleet),
@@ -143,15 +151,15 @@ class Run:
         self._on_view(controller.view())
         await self._write_proxy_counters(fleet.proxy)
 
-    def _environment(self, fleet: Fleet, cells: LiveCells) -> Environment:
+    def _environment(self, fleet: Fleet, cells: LiveCells, tasks: Sequence[Task]) -> Environment:
         config = self._config
-        tasks = {task.name: task.path for task in load_tasks(config.tasks.root)}
+        paths = {task.name: task.path for task in tasks}
         most_idle = config.scheduler.groups_per_step * config.scheduler.executions_per_group
         return Environment(
             clock=self._clock,
-            queries=ShuffledQueries(list(tasks), config.seed),
+            queries=ShuffledQueries(list(paths), config.seed),
             executions=LiveExecutions(
-                fleet.proxy, fleet.runner, tasks, config.harness.name, config.harness.budgets, most_idle
+                fleet.proxy, fleet.runner, paths, config.harness.name, config.harness.budgets, most_idle
             ),
             materializer=LiveMaterializer(self._store, config.admission, config.trainer, config.seed),
             cells=cells,

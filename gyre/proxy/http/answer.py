@@ -1,7 +1,8 @@
 """Writes one HTTP answer from the events of a call, while they happen.
 
-The status line waits for the first event or, when streaming, at most `keepalive_s`: so a call that fails early is
-answered with a proper status, and a slow one with headers and keep-alive events. A client that goes away is noticed at
+The status line waits for the first event or at most `keepalive_s`: so a call that fails early is answered with a proper
+status, and a slow one with headers and something that keeps the connection alive: events of the API in a stream, blanks
+before the JSON of a whole answer. A client that goes away is noticed at
 once, and the call learns of it; one that reads nothing for `client_timeout_s` counts as gone. An answer is delivered
 when all of it went out and the client did not close its connection with a part of it unread.
 """
@@ -26,6 +27,12 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+_JSON_HEADERS = [(b"content-type", b"application/json"), (b"cache-control", b"no-cache")]
+
+
+class _Unanswerable(Exception):
+    """A call failed behind the first bytes of an answer that has no form for an error there."""
 
 
 class ClientConnection(Protocol):
@@ -70,31 +77,46 @@ class CallAnswer:
                 if writing.done():
                     writing.result()
                     self._note_delivery(scope)
+            except _Unanswerable:
+                _abort(scope)
             except TimeoutError:
                 log.warning("a client of call %s read nothing for %g s", self._call.head.id, self._client_timeout_s)
-                scope["state"]["connection"].abort()
+                _abort(scope)
             finally:
                 writing.cancel()
                 leaving.cancel()
 
     def _note_delivery(self, scope: Scope) -> None:
-        # An application that is called in its own process has no connection; its client has read everything.
-        connection: ClientConnection | None = scope.get("state", {}).get("connection")
+        connection = _connection(scope)
         if self._call.finished and not (connection is not None and connection.gone):
             self._call.delivered = True
             if connection is not None:
                 connection.on_unread(self._call.not_read)
 
     async def _whole(self, reader: Reader, send: Send) -> None:
-        try:
-            while True:
-                for event in await reader.next(None):
-                    if isinstance(event, TurnEnd):
-                        body = self._dialect.response(self._facts, self._call.head, event)
-                        await _send_response(Response(msgspec.json.encode(body), media_type="application/json"), send)
-                        return
-        except CallError as error:
-            await _send_response(error_response(self._dialect, error), send)
+        started = False
+        while True:
+            try:
+                events = await reader.next(self._keepalive_s)
+            except CallError as error:
+                if started:
+                    # The status is gone. A broken answer is asked for again, a wrong one would be believed.
+                    raise _Unanswerable from error
+                await _send_response(error_response(self._dialect, error), send)
+                return
+            end = next((event for event in events if isinstance(event, TurnEnd)), None)
+            if end is not None:
+                body = msgspec.json.encode(self._dialect.response(self._facts, self._call.head, end))
+                if started:
+                    await send({"type": "http.response.body", "body": body, "more_body": False})
+                else:
+                    await _send_response(Response(body, media_type="application/json"), send)
+                return
+            if not events:
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS})
+                    started = True
+                await send({"type": "http.response.body", "body": b" ", "more_body": True})
 
     async def _stream(self, reader: Reader, send: Send) -> None:
         encoder = self._dialect.encoder(self._facts, self._call.head)
@@ -122,6 +144,17 @@ class CallAnswer:
                 started = True
             if out:
                 await send({"type": "http.response.body", "body": out, "more_body": not ended})
+
+
+def _connection(scope: Scope) -> ClientConnection | None:
+    """None for an application that is called in its own process, whose client reads everything."""
+    connection: ClientConnection | None = scope.get("state", {}).get("connection")
+    return connection
+
+
+def _abort(scope: Scope) -> None:
+    if (connection := _connection(scope)) is not None:
+        connection.abort()
 
 
 def error_response(dialect: Dialect, error: CallError) -> Response:

@@ -2,7 +2,7 @@
 
 A retry of a running call attaches as one more reader; a retry of a finished one reads the same events again. When the
 last reader leaves before the end, the call is abandoned. When it leaves behind the end without the whole answer, the
-answer is lost, until a retry reads it (`gyre.proxy.repeats`).
+answer is lost, until a retry reads it (`gyre.proxy.session.repeats`).
 """
 
 import asyncio

@@ -4,7 +4,7 @@ A call is prepared, generated and committed. `begin` (prepare) and `TrajectoryTr
 nothing else runs, so the event loop is the lock, and generation holds none. A call that fails before a token was
 sampled changes nothing; what was sampled for an abandoned call is kept as an orphan, which no later call continues.
 
-A request is a new call unless it is the retry of one (`gyre.proxy.repeats`).
+A request is a new call unless it is the retry of one (`gyre.proxy.session.repeats`).
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from gyre.proxy.base import SessionSummary
 from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage, WireRequest
 from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, ContextOverflow, Fault
-from gyre.proxy.repeats import Repeats, asked
-from gyre.proxy.service import Service
 from gyre.proxy.session.call import Asked, ModelCall
 from gyre.proxy.session.generation import Generation
+from gyre.proxy.session.repeats import Repeats, asked
 from gyre.proxy.session.role_facts import call_facts, system_text
+from gyre.proxy.session.service import Service
 from gyre.proxy.session.services import Services
 from gyre.trajectory.call import EmptyConversation, PreparedCall
 from gyre.trajectory.roles import Classification, RoleMarkers, classify

@@ -1,37 +1,16 @@
 """Beyond the paper at the same mean staleness: E0 with `longest_first` and predictions of any quality; work bound."""
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from gyre.scheduling.order import Fifo, LaunchOrder, LongestFirst
 from gyre.simulation.experiment import Layout, simulate
 from gyre.simulation.paper.rows import ROWS, TableRow
+from gyre.simulation.predictions import predicted_order
 from gyre.simulation.workload import HOUR, Workload, WorkloadParams
-
-
-def predicted_order(params: WorkloadParams, seed: int, members: int, log_error: float | None) -> LaunchOrder:
-    """longest_first by the slowest execution of a group times exp(log_error·z); None is fifo, 0 an oracle."""
-    if log_error is None:
-        return Fifo()
-    workload = Workload(params, seed, members)
-
-    def predict(query: str) -> float:
-        noise = random.Random(f"{seed}/{query}").gauss(0.0, 1.0)
-        return max(workload.draw(int(query.removeprefix("q"))).harness_s) * math.exp(log_error * noise)
-
-    return _Frozen(predict)
-
-
-class _Frozen(LongestFirst):
-    """Only the prediction under test: nothing is learnt."""
-
-    def observe(self, query: str, seconds: float) -> None:
-        """Ignores the run."""
 
 
 def order_hours(
