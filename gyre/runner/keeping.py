@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from gyre.core.errors import GyreError
@@ -17,14 +17,17 @@ class Keeper:
     `last N` the newest N, those of an earlier runner of this run directory included. The others are removed in the
     background, as soon as their outcome is stored."""
 
-    def __init__(self, policy: str, directory: Path, remove: Callable[[Path], Awaitable[None]]) -> None:
+    def __init__(
+        self, policy: str, directory: Path, earlier: Collection[str], remove: Callable[[Path], Awaitable[None]]
+    ) -> None:
+        """`earlier`: executions that closed under runners before this one. Others that have a workspace still run."""
         self._policy = policy
         self._most = int(policy.removeprefix("last ")) if policy.startswith("last ") else None
         self._directory = directory
         self._remove = remove
         self._removing: set[asyncio.Task[None]] = set()
         found = sorted(directory.iterdir(), key=lambda path: path.lstat().st_mtime) if directory.is_dir() else []
-        self._kept = deque(path.name for path in found if path.is_dir() and not path.is_symlink())
+        self._kept = deque(path.name for path in found if path.name in earlier)
 
     def closed(self, outcome: Outcome) -> None:
         name = outcome.execution_id

@@ -65,7 +65,7 @@ class LocalRunner:
         self._evaluators = Evaluators(
             config.evaluation, Path(config.run_dir), self._provider.create, limits=config.sandbox.limits
         )
-        self._keeper = Keeper(config.section.keep, Path(config.run_dir) / "workspaces", remove_tree)
+        self._keeper = Keeper(config.section.keep, Path(config.run_dir) / "workspaces", self._outcomes, remove_tree)
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}

@@ -1,6 +1,7 @@
 """Which workspaces stay, and that the others are gone."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,8 @@ def directories(root: Path, *names: str) -> Path:
     return root
 
 
-async def left_of(policy: str, root: Path, outcomes: list[Outcome]) -> set[str]:
-    keeper = Keeper(policy, root, remove_tree)
+async def left_of(policy: str, root: Path, outcomes: list[Outcome], earlier: Collection[str] = ()) -> set[str]:
+    keeper = Keeper(policy, root, earlier, remove_tree)
     for each in outcomes:
         (root / each.execution_id).mkdir(exist_ok=True, parents=True)
         keeper.closed(each)
@@ -46,18 +47,19 @@ async def test_failed_are_those_without_a_valid_outcome_or_with_a_sign_of_tamper
 
 
 async def test_the_last_n_stay_and_an_earlier_runners_count(tmp_path: Path) -> None:
-    for age, name in enumerate(("new", "middle", "old")):
+    earlier = ("new", "middle", "old")
+    for age, name in enumerate((*earlier, "running")):
         directories(tmp_path, name)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    assert await left_of("last 3", tmp_path, [outcome("a")]) == {"middle", "new", "a"}
-    assert await left_of("last 1", tmp_path, [outcome("a"), outcome("b")]) == {"b"}
+    assert await left_of("last 3", tmp_path, [outcome("a")], earlier) == {"middle", "new", "a", "running"}
+    assert await left_of("last 1", tmp_path, [outcome("a"), outcome("b")], (*earlier, "a")) == {"b", "running"}
 
 
 async def test_a_workspace_that_cannot_be_removed_is_no_error(tmp_path: Path) -> None:
     async def stuck(_: Path) -> None:
         raise SandboxError("busy")
 
-    keeper = Keeper("last 1", directories(tmp_path, "a"), stuck)
+    keeper = Keeper("last 1", directories(tmp_path, "a"), ["a"], stuck)
     keeper.closed(outcome("b"))
     await keeper.close()
 
