@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from control_worlds import ListJournal
 from hypothesis import given
 from hypothesis import strategies as st
 from live_fleet import run_config
@@ -71,7 +72,7 @@ def config(ids: list[str]) -> RunConfig:
 async def seen(run: RunConfig, root: Path) -> dict[str, str]:
     """Ids of the devices that each process sees, one after another."""
     launcher = LauncherThatNotes()
-    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "")
+    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "", ListJournal())
     await fleet.start_cells()
     await fleet.close()
     ids = devices_here(run)
