@@ -5,8 +5,8 @@
 
 For each room (package) `count` mutations are drawn. A mutation changes one operator, constant, condition or statement
 in a copy of the checkout; then the tests that execute its line run, those of the room first, until one fails. Which
-tests execute which line is measured once (.cache/mutants, renewed when code or tests change). A mutation that no test
-executes, or that all tests pass, survives. CONTRIBUTING.md has score and survivors.
+tests execute which line is measured once for a state of gyre/ (.cache/mutants; remove it for tests that are new). A
+mutation that no test executes, or that all tests pass, survives. CONTRIBUTING.md has score and survivors.
 """
 
 import argparse
@@ -150,7 +150,7 @@ class _Recorder:
 def measure(tests: list[str]) -> dict[str, dict[int, list[str]]]:
     """File → line → the tests that execute it."""
     stamp = hashlib.sha256(" ".join(tests).encode())
-    for path in sorted([*ROOT.glob("gyre/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+    for path in sorted(ROOT.glob("gyre/**/*.py")):
         stamp.update(path.read_bytes())
     kept = CACHE / f"{stamp.hexdigest()[:16]}.json"
     if not kept.exists():
