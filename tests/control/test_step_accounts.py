@@ -8,7 +8,7 @@ import pytest
 from control_worlds import ListJournal, RandomExecutions, RandomQueries, World, of
 from test_controller import config
 
-from gyre.control.base import Environment, UpdateStats, WorkerId, WorkerLost, WorkResult
+from gyre.control.base import Environment, WorkerId, WorkerLost
 from gyre.control.batches import Batch
 from gyre.control.controller import Controller
 from gyre.control.recovery import Recovery
@@ -18,11 +18,12 @@ from gyre.control.state import FRESH
 from gyre.control.task_supervisor import TaskSupervisor
 from gyre.core import events as ev
 from gyre.core.errors import InvariantViolation
-from gyre.samples.microstep import MicroStep
+from gyre.samples.microstep import MicroStep, MicroStepResult
 from gyre.scheduling.ledger import Ledger
 from gyre.scheduling.staleness import StalenessAccount
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.simulation.synthetic import CellTimes, SimCells, SimMaterializer
+from gyre.training.base import StepStats
 
 
 class ReportingCells(SimCells):
@@ -32,14 +33,14 @@ class ReportingCells(SimCells):
         super().__init__(VirtualClock(), CellTimes(), nodes=1)
         self._random = random.Random(0)
         self._gap = gap
-        self.steps: dict[int, list[WorkResult]] = {}
+        self.steps: dict[int, list[MicroStepResult]] = {}
         self.norms: dict[int, float] = {}
 
-    async def train(self, cell: int, work: MicroStep) -> WorkResult:
+    async def train(self, cell: int, work: MicroStep) -> MicroStepResult:
         await super().train(cell, work)
         count = self._random.randint(1, 9)
         gap = self._gap(self._version) * self._random.uniform(0.9, 1.1)
-        result = WorkResult(
+        result = MicroStepResult(
             executions=self._random.randint(1, 5),
             clipped_executions=self._random.randint(0, 3),
             targets=self._random.randint(1, 99),
@@ -53,10 +54,10 @@ class ReportingCells(SimCells):
         self.steps.setdefault(self._version + 1, []).append(result)
         return result
 
-    async def update(self, training_cells: int) -> UpdateStats:
+    async def update(self, training_cells: int) -> StepStats:
         stats = await super().update(training_cells)
         self.norms[stats.version] = self._random.uniform(0, 9)
-        return UpdateStats(version=stats.version, grad_norm=self.norms[stats.version])
+        return StepStats(version=stats.version, grad_norm=self.norms[stats.version])
 
 
 def trained(cells: SimCells, **changes: object) -> list[ev.Event]:
@@ -133,7 +134,7 @@ def test_work_that_a_lost_cell_had_comes_back_in_its_order():
     batch.enqueue(work)
     batch.claim(0)
     for _ in range(2):
-        batch.finish(batch.claim(1), WorkResult())
+        batch.finish(batch.claim(1), MicroStepResult())
     batch.claim(1)
     assert batch.give_back(1) == 3
     assert [batch.claim(0).micro_step_id for _ in range(4)] == ["b", "c", "d", "e"]
