@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
+from gyre.cli.console import open_console
 from gyre.core.errors import ConfigError
 from gyre.core.programs import Check, first_line
 from gyre.harnesses import check, load_profile
@@ -22,7 +22,7 @@ SHM_BYTES = 1 << 30
 
 def doctor() -> int:
     """0 when everything is there, 1 otherwise. A check that cannot run is a finding, not a crash."""
-    console = Console()
+    console = open_console()
     bad = 0
     for run in CHECKS:
         result = run()

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
+from gyre.cli.console import open_console
 from gyre.core.errors import ConfigError
 from gyre.store import RunDir
 from gyre.training.export import DTYPES, export_hf
@@ -27,7 +26,7 @@ def export(run_dir: Path, hf: Path, version: int | None = None, dtype: str = "fl
     said = f"{done.parameters:,} parameters in {done.tensors} tensors of {done.dtype}"
     if done.rounded:
         said += f", {done.rounded:.1%} of them rounded (--dtype float32 rounds none)"
-    Console().print(
+    open_console().print(
         f"Version {checkpoint.version} of {run_dir} is in {hf}: {said}.", soft_wrap=True, highlight=False, markup=False
     )
     return 0

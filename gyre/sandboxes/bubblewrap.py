@@ -173,6 +173,16 @@ class BubblewrapSandbox(ABC):
             await self._ended(tree, drains)
             self._running.discard(tree)
 
+    @property
+    def has_users(self) -> bool:
+        return self._host.has_users
+
+    async def give(self, path: Path, user: str) -> None:
+        self._before_exec("give", str(path))
+        account, ids = self.account(user), self._host.ids
+        if ids is not None:
+            await give(path, f"{ids.host(account.uid)}:{ids.host(account.gid)}")
+
     async def close(self, *, keep: bool) -> None:
         for tree in list(self._running):
             await tree.terminate(self._host.term_grace_s)
@@ -197,11 +207,6 @@ class BubblewrapSandbox(ABC):
 
     def _unbooted(self, stderr: Path) -> SandboxError:
         return SandboxError(f"sandbox {self.spec.name}: could not boot: {tail(stderr) or 'no message'}")
-
-    async def _give(self, path: Path) -> None:
-        owner = self._host.owner(self.spec.user)
-        if owner is not None:
-            await give(path, owner)
 
     async def _waited(self, tree: ProcessTree, timeout_s: float) -> tuple[int | None, str]:
         """The exit code, or None and the limit that was passed; "" when it was the time."""

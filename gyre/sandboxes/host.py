@@ -128,10 +128,6 @@ class Host:
             os.chown(root, self.ids.host(AGENT), self.ids.host(GRADER))
             root.chmod(0o710)
 
-    def owner(self, user: str) -> str | None:
-        """`uid:gid` on the host, None when files need no change of owner."""
-        return f"{self.ids.host(self.uid(user))}:{self.ids.host(self.uid(user))}" if self.ids else None
-
     def staged(self, sources: Sequence[Path]) -> dict[Path, str]:
         """Under which path bubblewrap sees each of the host paths that are not everybody's. Raises SandboxError."""
         if not self.ids:

@@ -56,7 +56,7 @@ class MachineSandbox(BubblewrapSandbox):
         self._before_exec("upload", target)
         there = self._host_path(target)
         await copy(f"{source}/.", there)
-        await self._give(there)
+        await self.give(there, self.spec.user)
 
     async def write(self, target: str, content: str) -> None:
         self._before_exec("write", target)
@@ -67,7 +67,7 @@ class MachineSandbox(BubblewrapSandbox):
             path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise SandboxError(f"sandbox {self.spec.name}: {target}: {error.strerror}.") from error
-        await self._give(missing[-1] if missing else path)
+        await self.give(missing[-1] if missing else path, self.spec.user)
 
     async def restore(self, before: SandboxSpec) -> None:
         self._before_exec("restore", before.name)

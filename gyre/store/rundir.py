@@ -102,7 +102,7 @@ class RunDir:
         return RunStore(self.database, read_only=read_only)
 
     def checkpoint_path(self, version: int) -> Path:
-        """Bundle of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
+        """Place of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
         return self.checkpoints / f"v{version:06d}"
 
     def latest_checkpoint(self) -> Checkpoint | None:

@@ -70,7 +70,7 @@ def run(tmp_path: Path) -> RunDir:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A wide recording console in place of the terminal."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(inspect_module, "Console", lambda: console)
+    monkeypatch.setattr(inspect_module, "open_console", lambda: console)
     return console
 
 
@@ -102,6 +102,14 @@ def test_inspect_writes_json(run: RunDir, tmp_path: Path, screen: Console) -> No
     assert (first["calls"], first["nodes"], first["reward"]) == (3, 3, 0.75)
     with pytest.raises(ConfigError, match="cannot be written"):
         inspect(run.root, json_out=tmp_path / "missing" / "out.json")
+
+
+def test_json_of_an_execution_has_all_that_the_text_has(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect(run.root, execution="0-0", json_out=Path("-")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [call["output_ids"] for call in document["calls"]] == [[2, 3], [2], [3]]
+    assert document["outcome"]["message"] == "The harness ran out of time."
+    assert document["assessments"][0]["score"] == 0.75
 
 
 def test_inspect_shows_an_execution_as_ids(run: RunDir, screen: Console) -> None:

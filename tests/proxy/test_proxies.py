@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy_fakes import Script, ScriptedEngine
 
 from gyre import rpc
+from gyre.core.policy import PolicySection, RolloutSection
 from gyre.core.records import SessionAccess
 from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
-from gyre.launch.base import HERE
+from gyre.launch.base import HERE, encode_config
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyControl, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.proxies import ProxyWorkers, share_of, worker_of
@@ -68,8 +68,8 @@ async def test_an_execution_stays_with_its_worker_and_engines_concern_all() -> N
     assert all(worker.opened == worker.closed != [] for worker in workers)
     assert sorted(name for worker in workers for name in worker.opened) == sorted(EXECUTIONS)
 
-    await proxies.set_routes([EngineRoute(cell=cell, address=f"a{cell}", capacity=4) for cell in (-1, 0, 1)])
-    assert [[route.cell for route in worker.routes] for worker in workers] == [[-1, 0, 1]] * 3
+    await proxies.set_routes([EngineRoute(cell=cell, address=f"a{cell}", capacity=4) for cell in (0, 1, 2)])
+    assert [[route.cell for route in worker.routes] for worker in workers] == [[0, 1, 2]] * 3
     assert await proxies.drain(5) == DrainReport(calls_in_flight=15, rerouted=6, with_kv=3, failed=0)
     assert await proxies.stats() == ProxyStats(
         sessions=3, calls_running=6, calls_done=9, calls_by_cell={0: 3, 1: 2, 2: 2, 3: 2}, held=12,
@@ -117,12 +117,11 @@ async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path
 
         async def start(number: int) -> tuple[str, rpc.Connection[Any]]:
             config = ProxyConfig(
-                run_dir=str(run.root), tokenizer_dir=str(tokenizer_dir), family="qwen3", max_context=4000,
-                max_new_tokens=1000, socket=str(launcher.scratch(HERE) / f"http-{number}.sock"),
+                run_dir=str(run.root), policy=PolicySection(model=tokenizer_dir, family="qwen3"),
+                rollout=RolloutSection(max_context=4000, max_new_tokens=1000),
+                socket=str(launcher.scratch(HERE) / f"http-{number}.sock"),
             )  # fmt: skip
-            spec = ProcessSpec(
-                name=f"proxy-{number}", entry="gyre.proxy.worker:main", config=msgspec.Raw(msgspec.json.encode(config))
-            )
+            spec = ProcessSpec(name=f"proxy-{number}", entry="gyre.proxy.worker:main", config=encode_config(config))
             process = await launcher.start(spec)
             return config.socket, rpc.connect(ProxyControl, process.address, launcher.secret)
 

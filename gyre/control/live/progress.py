@@ -9,6 +9,7 @@ from gyre.control.base import ProcessFailure
 from gyre.control.live.processes import Fleet, Started
 from gyre.core.clock import Clock
 from gyre.core.errors import GyreError
+from gyre.core.running_time import Silence
 from gyre.engines.base import EngineStatus
 
 POLLS = 4
@@ -18,16 +19,19 @@ POLLS = 4
 class Liveness:
     """What was seen of one engine. Pure."""
 
-    def __init__(self, now: float) -> None:
-        self._since = now
+    def __init__(self, now: float, most_s: float) -> None:
+        """`most_s`: what counts between two looks, at most. Whoever was stopped in between has not looked."""
+        self._silence = Silence(now, most_s)
         self._tokens = -1
 
     def observe(self, now: float, status: EngineStatus | None) -> float:
-        """Seconds without progress. No answer (None) is none; an engine without anything to do needs none."""
-        if status is not None and (not status.running or status.paused or status.generated_tokens != self._tokens):
-            self._since = now
-            self._tokens = status.generated_tokens
-        return now - self._since
+        """Seconds without progress, as far as someone looked. No answer (None) is none; an engine without anything to
+        do needs none."""
+        if status is None:
+            return self._silence.look(now, sign=False)
+        sign = not status.running or status.paused or status.generated_tokens != self._tokens
+        self._tokens = status.generated_tokens
+        return self._silence.look(now, sign)
 
 
 class EngineWatch:
@@ -43,7 +47,9 @@ class EngineWatch:
             await self._clock.sleep(self._stall_s / POLLS)
             engines = self._fleet.engines()
             now = self._clock.now()
-            self._seen = {engine: self._seen.get(engine) or Liveness(now) for engine in engines}
+            # A look takes an interval for the sleep and at most another for the answer.
+            most_s = 2 * self._stall_s / POLLS
+            self._seen = {engine: self._seen.get(engine) or Liveness(now, most_s) for engine in engines}
             statuses = await asyncio.gather(*(self._status(engine) for engine in engines))
             now = self._clock.now()
             for engine, status in zip(engines, statuses, strict=True):
