@@ -118,7 +118,7 @@ async def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
         await store.prepare(ImageSpec(reference="foo:1"))
     with pytest.raises(SandboxError, match=r"/nowhere.tar.*no such directory"):
         await store.prepare(ImageSpec(reference="bad"))
-    with pytest.raises(SandboxError, match="no Dockerfile"):
+    with pytest.raises(SandboxError, match="there is no other to build"):
         await store.prepare(ImageSpec(context=tmp_path, dockerfile="other"))
     (tmp_path / "Dockerfile").write_text("FROM scratch\nRUN false\n")
     with pytest.raises(SandboxError, match="podman build failed"):
