@@ -60,7 +60,7 @@ class SandboxSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     images: dict[str, str] = {}
     """[sandbox.images]: base image, or a pattern that ends in `*` → a directory or tar file of a root file system, or
     another reference."""
-    image_store: Path = Path("/var/lib/gyre/images")
-    """Where images lie. Everybody must be able to pass the directories above."""
+    image_store: Path | None = None
+    """Where images lie; /var/lib/gyre/images by default. Everybody must be able to pass the directories above."""
     pull: bool = False
     """Whether images that are neither here nor mapped are fetched from their registry."""

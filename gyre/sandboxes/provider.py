@@ -13,6 +13,9 @@ from gyre.sandboxes.images import Image, ImageSpec
 from gyre.sandboxes.machine import MachineSandbox
 
 
+IMAGE_STORE = Path("/var/lib/gyre/images")
+
+
 class BubblewrapProvider:
     """Namespaces of this machine. See `sandboxes.base.SandboxProvider`; raises ConfigError as `Host` does."""
 
@@ -31,7 +34,9 @@ class BubblewrapProvider:
                     f"image {image.name} needs a range of host ids, which only root can give; run Gyre as root."
                 )
             section = self._section
-            self._images = ImageStore(section.image_store, self.host.ids, section.images, pull=section.pull)
+            self._images = ImageStore(
+                section.image_store or IMAGE_STORE, self.host.ids, section.images, pull=section.pull
+            )
         return await self._images.prepare(image, log=log)
 
     def create(self, spec: SandboxSpec) -> Sandbox:
