@@ -29,6 +29,8 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The policy's, which harnesses must not overflow."""
     harness_root: str = ""
     """Where harnesses are installed; "" is `.cache/harnesses` of this checkout."""
+    shim: str = ""
+    """RPC address of the shim that holds the sandboxes; "": the runner holds them itself, and they end with it."""
     section: RunnerSection = RunnerSection()
     evaluation: EvaluationSection = EvaluationSection()
     sandbox: SandboxSection = SandboxSection()
