@@ -12,7 +12,6 @@ from gyre.sandboxes.image_store import ImageStore
 from gyre.sandboxes.images import Image, ImageSpec
 from gyre.sandboxes.machine import MachineSandbox
 
-
 IMAGE_STORE = Path("/var/lib/gyre/images")
 
 
