@@ -1,8 +1,8 @@
 """How long to wait after a failure before the next attempt, and when attempts have no prospect any more. Pure.
 
 A failure is a setback of a name (a process, the reduction of gradients). Setbacks of one name in a row, without
-progress between them, wait longer and longer. The run gives up only when a name had many of them, for a long time, and nothing
-of what it is for has got on meanwhile: a count alone, or a time alone, says nothing about a run of weeks.
+progress between them, wait longer and longer. The run gives up only when a name had many of them, for a long time, and
+nothing of what it is for has got on meanwhile: a count alone, or a time alone, says nothing about a run of weeks.
 """
 
 from typing import Annotated, ClassVar
