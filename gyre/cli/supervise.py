@@ -15,7 +15,7 @@ import msgspec
 from gyre.cli.controller import ControllerOrder
 from gyre.control.live.config import RunConfig
 from gyre.control.live.launching import devices_here
-from gyre.control.setbacks import RecoveryLimits, Setbacks
+from gyre.control.setbacks import Setbacks
 from gyre.core.errors import GyreError
 from gyre.core.events import ExecutionClosed, StepDone
 from gyre.core.running_time import RunningTimeLoop
@@ -35,8 +35,7 @@ def supervise(config: RunConfig, run_dir: RunDir) -> int:
 
 
 async def _supervise(config: RunConfig, run_dir: RunDir) -> int:
-    limits = RecoveryLimits(futile_failures=3, futile_s=config.recovery.detached_s, pause_s=config.recovery.pause_s)
-    setbacks = Setbacks(limits)
+    setbacks = Setbacks(msgspec.structs.replace(config.recovery, futile_s=config.recovery.detached_s))
     async with LocalLauncher(run_dir.logs, devices=devices_here(config)) as launcher:
         address = f"unix:{launcher.scratch(HERE)}/{SOCKET}"
         server = await serve(LocalSupervisor(launcher), ProcessSupervisor, address, launcher.secret)

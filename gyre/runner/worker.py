@@ -20,8 +20,10 @@ from gyre.runner.base import ExecutionReport, ExecutionSpec, Isolation, Runner, 
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
 from gyre.runner.harness import HarnessRunner
+from gyre.runner.keeping import Keeper
 from gyre.runner.shim import HeldHarness
 from gyre.sandboxes import SandboxProvider, open_provider
+from gyre.sandboxes.files import remove_tree
 from gyre.store import RunStore
 
 NO_CALLS = CallFacts()
@@ -63,6 +65,7 @@ class LocalRunner:
         self._evaluators = Evaluators(
             config.evaluation, Path(config.run_dir), self._provider.create, limits=config.sandbox.limits
         )
+        self._keeper = Keeper(config.section.keep, Path(config.run_dir) / "workspaces", self._outcomes, remove_tree)
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -116,11 +119,13 @@ class LocalRunner:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._evaluators.close()
+        await self._keeper.close()
         await self._provider.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:
         report = await execution.run()
         self._store.put_outcome(report.outcome)
+        self._keeper.closed(report.outcome)
         return report
 
     async def _repeat(self, execution: Execution, outcome: Outcome) -> ExecutionReport:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gyre.control.base import Environment, ProcessFailure, Publication, Ticket, WorkerId, WorkerLost
 from gyre.control.controller import Controller
 from gyre.control.recovery import CORE
-from gyre.control.setbacks import RecoveryLimits
+from gyre.control.setbacks import RecoverySection
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core import events as ev
 from gyre.core.errors import GroupBroken
@@ -298,7 +298,7 @@ class World:
             self.cells = RandomCells(self.seed + number, saved, self.failure, self.core_dies)
             journal = MortalJournal(self.journal)
             environment = Environment(VirtualClock(), RandomQueries(), executions, materializer, self.cells, journal)
-            controller = Controller(self.config, environment, state, RecoveryLimits(futile_s=1e9))
+            controller = Controller(self.config, environment, state, RecoverySection(futile_s=1e9))
             task = asyncio.ensure_future(controller.run())
             await asyncio.wait({task}, timeout=kill)
             self.last_view = controller.view()
@@ -332,7 +332,7 @@ class World:
                 self.journal,
             ),
             initial,
-            limits=RecoveryLimits(futile_s=1e9),
+            limits=RecoverySection(futile_s=1e9),
         )
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:
@@ -402,6 +402,8 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
                 k += 1
                 assert event.waterlevel <= capacity(config, k)
             case ev.TransitionStarted(source="training"):
+                assert roles[event.cell] == "training"
+                assert event.cell not in leaving, "sent back once"
                 leaving.add(event.cell)
             case ev.TransitionFinished():
                 roles[event.cell] = event.target

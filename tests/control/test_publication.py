@@ -11,8 +11,8 @@ from live_fleet import VOCABULARY, run_config
 
 from gyre.control.base import WorkerId
 from gyre.control.live.cells import PROBE_TOKENS, LiveCells
-from gyre.control.live.config import RecoverySection
 from gyre.control.live.processes import Fleet, Started
+from gyre.control.setbacks import RecoverySection
 from gyre.core.errors import NotReady, PeerLost
 from gyre.engines.base import GenerateChunk, GenerateRequest
 from gyre.scheduling.config import SchedulerConfig
@@ -20,7 +20,7 @@ from gyre.store import RunDir
 from gyre.training.config import ParallelConfig
 from gyre.transport.base import WeightRef
 
-CORE, FIRST, SECOND = WorkerId("trainer", 0), WorkerId("engine", 0), WorkerId("engine", -1)
+CORE, FIRST, SECOND = WorkerId("trainer", 0), WorkerId("engine", 0), WorkerId("engine", 1)
 WEIGHTS = WeightRef(version=1, uri="", checksum="")
 SCHEDULER = SchedulerConfig(
     groups_per_step=1, executions_per_group=1, cells=1, cell_capacity=4, pool_capacity=4, max_steps=1
