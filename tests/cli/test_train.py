@@ -68,8 +68,8 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> 
         from gyre.store import RunDir
 
         class Hanging:
-            def __init__(self, *_): ...
-            async def train(self, _):
+            run_dir = RunDir.open(Path({str(run.root)!r}))
+            async def run(self, _):
                 print("started", flush=True)
                 while True:
                     try:
@@ -77,8 +77,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> 
                     except asyncio.CancelledError:
                         pass
 
-        train.Run = Hanging
-        train._run_to_end(None, RunDir.open(Path({str(run.root)!r})), None)
+        train._run_to_end(Hanging())
     """)
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
