@@ -150,6 +150,7 @@ class Dispatcher:
                 seconds=now - started,
                 grading_s=outcome.grading_s,
                 waited_s=outcome.waited_s,
+                usage=outcome.usage,
                 message=outcome.message,
             )
         )

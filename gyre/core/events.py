@@ -60,6 +60,8 @@ class ExecutionClosed(_Event, frozen=True, kw_only=True, tag="execution_closed")
     """Seconds of its gradings."""
     waited_s: float = 0.0
     """Seconds for which they had to wait for a grader."""
+    usage: dict[str, float] = {}
+    """What judges spent on it: tokens_read, tokens_written, cost."""
     message: str = ""
     """One sentence when the execution did not simply complete."""
 
