@@ -1,17 +1,20 @@
 """`gyre train`: preflight, the run with its live display, and the report at its end."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from gyre.api import Training, load_config, prepare, prepare_resumption
-from gyre.cli.progress import Progress
+from gyre.cli.controller import INTERRUPTED, control
 from gyre.cli.report import final_report
+from gyre.cli.supervise import supervise
+from gyre.control.live.config import RunConfig
 from gyre.core.errors import ConfigError
+from gyre.core.programs import raise_open_files
 from gyre.core.running_time import RunningTimeLoop
+from gyre.launch.section import HereSection
+from gyre.store import RunDir
 
 
 def train(path: Path | None, overrides: Sequence[str], directory: Path | None, resume: Path | None) -> int:
@@ -19,13 +22,15 @@ def train(path: Path | None, overrides: Sequence[str], directory: Path | None, r
     with _prepare(path, overrides, directory, resume) as training:
         for note in training.notes:
             print(f"Note: {note}.")
-        root = training.run_dir.root
-        print(f"Run directory: {root}")
-        interrupted = _run_to_end(training)
-    final_report(root)
-    if interrupted:
-        print(f"Interrupted. Continue with: gyre train --resume {root}")
-    return 130 if interrupted else 0
+        run_dir = training.run_dir
+        raise_open_files()
+        print(f"Run directory: {run_dir.root}")
+        code = _run_to_end(training.config, run_dir)
+    if code in (0, INTERRUPTED):
+        final_report(run_dir.root)
+    if code == INTERRUPTED:
+        print(f"Interrupted. Continue with: gyre train --resume {run_dir.root}")
+    return code
 
 
 def _prepare(path: Path | None, overrides: Sequence[str], directory: Path | None, resume: Path | None) -> Training:
@@ -40,34 +45,9 @@ def _prepare(path: Path | None, overrides: Sequence[str], directory: Path | None
     return prepare(load_config(path, *overrides), str(path), run_dir=directory)
 
 
-def _run_to_end(training: Training) -> bool:
+def _run_to_end(config: RunConfig, run_dir: RunDir) -> int:
+    """The exit code: of a controller that this process supervises, or, on a Ray cluster, of one in this process."""
+    if isinstance(config.launch, HereSection):
+        return supervise(config, run_dir)
     with asyncio.Runner(loop_factory=RunningTimeLoop) as runner:
-        return runner.run(_run(training))
-
-
-async def _run(training: Training) -> bool:
-    """Whether the run was interrupted. The first Ctrl-C ends it in order, the second at once; children are not in the
-    terminal's group."""
-    with Progress() as progress:
-        task = asyncio.ensure_future(training.run(progress.update))
-        asked = False
-
-        def end() -> None:
-            nonlocal asked
-            if asked:
-                # The kernel ends the workers when this process is gone; the run resumes as after any other kill.
-                progress.close()
-                print(f"Ended at once. Continue with: gyre train --resume {training.run_dir.root}", flush=True)
-                os._exit(130)
-            asked = True
-            progress.say("Ending: executions are cancelled, processes stopped. Again ends at once.")
-            task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-                asyncio.get_running_loop().add_signal_handler(number, end)
-        try:
-            await task
-        except asyncio.CancelledError:
-            return True
-    return False
+        return INTERRUPTED if runner.run(control(config, run_dir, None)) else 0

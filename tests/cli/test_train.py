@@ -64,12 +64,12 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> 
     program = textwrap.dedent(f"""
         import asyncio
         from pathlib import Path
-        from gyre.cli import train
+        from gyre.cli import controller
         from gyre.store import RunDir
 
         class Hanging:
-            run_dir = RunDir.open(Path({str(run.root)!r}))
-            async def run(self, _):
+            def __init__(self, *_): ...
+            async def train(self, _):
                 print("started", flush=True)
                 while True:
                     try:
@@ -77,7 +77,8 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> 
                     except asyncio.CancelledError:
                         pass
 
-        train._run_to_end(Hanging())
+        controller.Run = Hanging
+        asyncio.run(controller.control(None, RunDir.open(Path({str(run.root)!r})), None))
     """)
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
