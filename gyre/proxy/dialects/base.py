@@ -25,6 +25,8 @@ T = TypeVar("T")
 class ToolForm(msgspec.Struct, frozen=True):
     """How a tool was declared, where calls to it must be spelled in the same form (Responses API)."""
 
+    name: str
+    """Unique in its namespace. The policy knows the tool by another name when several namespaces have it."""
     namespace: str = ""
     custom: bool = False
 
@@ -45,6 +47,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     transport_system: tuple[str, ...] = ()
     """System blocks that are transport, not prompt (Claude Code's billing header)."""
     tool_forms: dict[str, ToolForm] = {}
+    """By the names that the policy knows; plain functions are absent."""
 
 
 class WireRequest(msgspec.Struct, frozen=True):
