@@ -40,8 +40,8 @@ from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.modes import Mode, ModeDecision
 from gyre.scheduling.rules import Situation, waterlevel_allows
 from gyre.simulation.experiment import Layout, simulate
-from gyre.simulation.paper.beyond import predicted_order
 from gyre.simulation.paper.rows import EXECUTIONS_PER_NODE, ROWS, TableRow
+from gyre.simulation.predictions import predicted_order
 from gyre.simulation.synthetic import CellTimes
 from gyre.simulation.workload import WorkloadParams
 

@@ -24,8 +24,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, KvRef, Sampling
-from gyre.engines.local.config import LocalEngineConfig
-from gyre.launch.base import ProcessSpec
+from gyre.engines.local.config import LocalEngineConfig, LocalSection
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.router.router import Router, RouterLimits
@@ -58,7 +58,7 @@ class Link:
     async def close(self) -> None: ...
 
 
-def make_mode(directory: Path, hidden: int, layers: int) -> Qwen3ForCausalLM:
+def make_policy_model(directory: Path, hidden: int, layers: int) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -112,10 +112,15 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         root = Path(scratch)
-        model = make_mode(root / "model", options.hidden, options.layers)
+        model = make_policy_model(root / "model", options.hidden, options.layers)
         weights = ShmTransport(str(root / "weights")).publish(1, published_state(model))
         config = LocalEngineConfig(
-            model_dir=str(root / "model"), transport_root=str(root / "weights"), weights=weights, kv_blocks=4096
+            model_dir=str(root / "model"),
+            transport_root=str(root / "weights"),
+            weights=weights,
+            max_context=8192,
+            seed=0,
+            section=LocalSection(kv_blocks=4096),
         )
         (root / "logs").mkdir()
         async with LocalLauncher(root / "logs") as launcher:
@@ -124,7 +129,7 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 spec = ProcessSpec(
                     name=f"engine-{i}",
                     entry="gyre.engines.local.worker:main",
-                    config=msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(config, seed=i))),
+                    config=encode_config(msgspec.structs.replace(config, seed=i)),
                     env={"OMP_NUM_THREADS": "1"},
                 )
                 connections.append(connect(Engine, (await launcher.start(spec)).address, launcher.secret))

@@ -37,10 +37,12 @@ from transformers import PreTrainedTokenizerFast
 
 from gyre import rpc
 from gyre.control.live.processes import ONE_THREAD
+from gyre.core.policy import PolicySection, RolloutSection
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, Sampling
 from gyre.launch import LocalLauncher, ProcessSpec
 from gyre.launch.base import HERE as LOCAL
+from gyre.launch.base import encode_config
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
 from gyre.store import RunDir
@@ -339,10 +341,10 @@ class Bench:
         for worker in range(workers):
             ports.append(_free_port())
             config = ProxyConfig(
-                run_dir=str(run.root), tokenizer_dir=str(self.scratch / "tokenizer"), family="qwen3",
-                max_context=250_000, max_new_tokens=1000, socket="", port=ports[-1],
+                run_dir=str(run.root), policy=PolicySection(model=self.scratch / "tokenizer", family="qwen3"),
+                rollout=RolloutSection(max_context=250_000, max_new_tokens=1000, port=ports[-1]), socket="",
             )  # fmt: skip
-            encoded = msgspec.Raw(msgspec.json.encode(config))
+            encoded = encode_config(config)
             spec = ProcessSpec(
                 name=f"proxy-{workers}-{worker}", entry=self.arguments.entry, config=encoded, env=ONE_THREAD
             )

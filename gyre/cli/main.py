@@ -1,10 +1,15 @@
-"""The `gyre` command. Bad input ends with exit code 2 and one sentence; an interrupted run with 130."""
+"""The `gyre` command. Bad input ends with exit code 2 and one sentence; an interrupted run with 130; a reader of the
+output that does not want more, as in `gyre inspect RUN | head`, with 141."""
 
 import argparse
+import math
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gyre import __version__
 from gyre.core.errors import ConfigError, GyreError
 from gyre.core.output import write_output
 
@@ -16,9 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and not ("overrides" in arguments and all("=" in r and not r.startswith("-") for r in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        arguments.overrides += rest
+        arguments.overrides = [*arguments.overrides, *rest]
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # What is buffered has nobody to go to; Python would try again at its exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except ConfigError as error:
         print(f"gyre: {error}", file=sys.stderr)
         return 2
@@ -31,27 +42,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gyre", description="Online RL of LLM agents through unmodified harnesses.")
+    parser.add_argument("--version", action="version", version=f"gyre {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="run the main job of a config")
     train.add_argument("config", type=Path, nargs="?", help="TOML file; not needed with --resume")
-    train.add_argument("overrides", nargs="*", metavar="section.key=value", help="override single values")
+    train.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="override single values")
     train.add_argument("--run-dir", type=Path, help="where everything lands; default runs/<config name>-<time>")
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue this run from its last checkpoint")
     train.set_defaults(run=_train)
 
     check = commands.add_parser("check", help="run the checks of `train` on a config, and start nothing")
     check.add_argument("config", type=Path, nargs="?", help="TOML file; not needed with --resume")
-    check.add_argument("overrides", nargs="*", metavar="section.key=value", help="override single values")
+    check.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="override single values")
     check.add_argument("--run-dir", type=Path, help="where the run would lie; default: not checked")
     check.add_argument("--resume", type=Path, metavar="RUN", help="whether this run can go on")
-    check.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON")
+    check.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON; - is the standard output")
     check.set_defaults(run=_check)
 
     inspect = commands.add_parser("inspect", help="steps, transitions, executions and trees of a run")
     inspect.add_argument("run_dir", type=Path)
     inspect.add_argument("--execution", metavar="ID", help="show one execution call by call")
-    inspect.add_argument("--json", type=Path, metavar="OUT", help="write the summary as JSON")
+    inspect.add_argument("--json", type=Path, metavar="OUT", help="write all of it as JSON; - is the standard output")
     inspect.set_defaults(run=_inspect)
 
     dashboard = commands.add_parser("dashboard", help="web pages and Prometheus metrics of a run")
@@ -70,22 +82,33 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="what a config means, and what would be faster at the same staleness")
     plan.add_argument("config", type=Path)
-    plan.add_argument("overrides", nargs="*", metavar="section.key=value")
-    plan.add_argument("--from-run", type=Path, metavar="RUN", help="take durations from this recorded run")
+    plan.add_argument("overrides", nargs="*", default=[], metavar="section.key=value")
+    source = plan.add_mutually_exclusive_group()
+    source.add_argument("--from-run", type=Path, metavar="RUN", help="simulate this recorded run's executions")
+    source.add_argument("--workload", type=Path, metavar="FILE", help="simulate the workload that this file states")
+    bound = plan.add_mutually_exclusive_group()
+    bound.add_argument("--staleness", type=_positive, metavar="MEAN", help="allowed mean staleness; default: its own")
+    bound.add_argument("--hours-per-step", type=_positive, metavar="H", help="find the freshest setting this fast")
+    plan.add_argument("--seconds", type=_positive, default=60.0, help="budget of the search; default 60")
+    plan.add_argument("--seeds", type=_count, default=8, help="for the error bars; default 8")
+    plan.add_argument("--json", type=Path, metavar="OUT")
+    plan.add_argument("--plot", type=Path, metavar="OUT", help="the Pareto front; a .png or .svg file")
     plan.set_defaults(run=_plan)
 
     _add_simulate(commands.add_parser("simulate", help="the real controller under a virtual clock"))
 
-    export = commands.add_parser("export", help="write the last checkpoint as a Hugging Face model directory")
+    export = commands.add_parser("export", help="write a checkpoint as a Hugging Face model directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("--hf", type=Path, required=True, metavar="DIR")
+    export.add_argument("--version", type=int, metavar="N", help="a checkpoint that is kept; the newest by default")
+    export.add_argument("--dtype", default="float32", help="float32 (all that was trained), bfloat16 or float16")
     export.set_defaults(run=_export)
 
     doctor = commands.add_parser("doctor", help="check what this machine has and lacks")
     doctor.set_defaults(run=_doctor)
 
     setup = commands.add_parser("setup", help="install harnesses at their pinned versions")
-    setup.add_argument("harnesses", nargs="+", metavar="HARNESS", help="name of a profile, or all")
+    setup.add_argument("harnesses", nargs="+", metavar="HARNESS", help="name of a profile, file of your own, or all")
     setup.set_defaults(run=_setup)
     return parser
 
@@ -124,6 +147,13 @@ def _count(text: str) -> int:
     return count
 
 
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
 # Imports are inside the commands: `gyre doctor` must work where torch does not import.
 
 
@@ -158,7 +188,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     from gyre.replay.replay import replay_file
 
-    report = replay_file(arguments.trace, arguments.harness, str(arguments.tokenizer))
+    report = replay_file(arguments.trace, _profile(arguments.harness), str(arguments.tokenizer))
     text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
     print(text)
     if arguments.json is not None:
@@ -169,12 +199,11 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from gyre.control.live.config import RunConfig
     from gyre.core.config import load
-    from gyre.simulation.plan import plan
-    from gyre.simulation.recording import load_run
+    from gyre.simulation.planning.command import Request, plan
 
     config = load(arguments.config, arguments.overrides, RunConfig)
-    recording = load_run(arguments.from_run)[0] if arguments.from_run is not None else None
-    print(plan(config.scheduler, recording, graders=config.evaluation.at_a_time))
+    request = Request(**{key: getattr(arguments, key) for key in Request.__struct_fields__})
+    print(plan(config.scheduler, request, graders=config.evaluation.at_a_time))
     return 0
 
 
@@ -205,7 +234,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from gyre.cli.export import export
 
-    return export(arguments.run_dir, arguments.hf)
+    return export(arguments.run_dir, arguments.hf, arguments.version, arguments.dtype)
 
 
 def _doctor(_: argparse.Namespace) -> int:
@@ -218,8 +247,13 @@ def _setup(arguments: argparse.Namespace) -> int:
     from gyre.harnesses import install, profile_names
 
     for name in profile_names() if arguments.harnesses == ["all"] else arguments.harnesses:
-        install(name)
+        install(_profile(name))
     return 0
+
+
+def _profile(name: str) -> str:
+    """The name of a shipped profile as it is; a file from the current directory."""
+    return str(Path(name).absolute()) if name.endswith(".toml") else name
 
 
 if __name__ == "__main__":

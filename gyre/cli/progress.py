@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gyre.cli.console import open_console
 from gyre.control.state import ControlView
 
 ROLE_STYLES = {"rollout": "blue", "training": "dark_orange"}
@@ -21,7 +22,7 @@ class Progress:
     second."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+        self._console = console or open_console()
         self._rewards: list[float] = []
         self._step = -1
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
@@ -32,8 +33,16 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The terminal is as it was."""
         if self._live is not None:
             self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        """Above what is displayed."""
+        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
     def update(self, view: ControlView) -> None:
         stepped = view.step > self._step and self._step >= 0

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gyre.cli.console import open_console
 from gyre.cli.inspect import read_summary
 from gyre.cli.tables import rich_facts, rich_table
 from gyre.report import plots
@@ -20,7 +21,7 @@ def final_report(run_dir: Path, console: Console | None = None) -> None:
     run = RunDir.open(run_dir)
     store = run.open_store(read_only=True)
     summary, events = read_summary(store), on_one_axis(store.events())
-    console = console or Console()
+    console = console or open_console()
     console.print()
     pictures = []
     if summary.steps:

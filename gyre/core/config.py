@@ -24,6 +24,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 ENV_NAME = re.compile(r"[^=\0]+")
 """What the operating system takes as the name of an environment variable."""
+FILE_OR_NAME = "file_or_name"
+FileOrName = Annotated[str, msgspec.Meta(extra={FILE_OR_NAME: True})]
+"""A name, or the path of a TOML file, which is taken from the directory of the configuration."""
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -43,6 +46,7 @@ def load(path: Path, overrides: Sequence[str], type_: type[T]) -> T:
 def decode(data: dict[str, Any], type_: type[T], *, where: str, base: Path) -> T:
     """Checks keys and types of `data` against `type_`; relative paths are taken from `base`."""
     _check_keys(data, type_, where, ())
+    data = _absolute(data, type_, base)
 
     def convert(kind: type, value: Any) -> Any:
         if kind is Path and isinstance(value, str):
@@ -119,6 +123,26 @@ def _check_keys(data: dict[str, Any], type_: type, where: str, path: tuple[str, 
             _check_keys(
                 value, structs[0] if len(structs) == 1 else _chosen(value, structs, where, nested), where, nested
             )
+
+
+def _absolute(data: dict[str, Any], type_: type, base: Path) -> dict[str, Any]:
+    """The data with every `FileOrName` that is a file as an absolute path; for processes that work elsewhere."""
+    made = dict(data)
+    for field in msgspec.structs.fields(type_):
+        value = data.get(field.encode_name)
+        if isinstance(value, dict):
+            for struct in _structs_of(field.type):
+                made[field.encode_name] = _absolute(value, struct, base)
+        elif isinstance(value, str) and value.endswith(".toml") and _is_file_or_name(field.type):
+            made[field.encode_name] = str((base / value).resolve())
+    return made
+
+
+def _is_file_or_name(annotation: Any) -> bool:
+    return any(
+        isinstance(meta, msgspec.Meta) and (meta.extra or {}).get(FILE_OR_NAME)
+        for meta in getattr(annotation, "__metadata__", ())
+    )
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:

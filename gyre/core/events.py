@@ -238,6 +238,16 @@ class MicroStepsReturned(_Event, frozen=True, kw_only=True, tag="micro_steps_ret
     micro_steps: int
 
 
+class SandboxesOpened(_Event, frozen=True, kw_only=True, tag="sandboxes_opened"):
+    """How the runner isolates executions and graders, and by what their limits hold there."""
+
+    provider: str
+    limits: dict[str, str]
+    """By limit: "cgroup v1", "cgroup v2", "systemd scope", "rlimit", "affinity" or "watchdog"."""
+    weak: list[str]
+    """Those that the kernel does not enforce."""
+
+
 class RunFinished(_Event, frozen=True, kw_only=True, tag="run_finished"):
     reason: Literal["completed", "interrupted", "failed"]
     detail: str = ""
@@ -267,5 +277,6 @@ Event = (
     | RunWentBack
     | ProcessRestarted
     | MicroStepsReturned
+    | SandboxesOpened
     | RunFinished
 )

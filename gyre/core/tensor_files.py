@@ -35,7 +35,7 @@ class Tensor(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Bundle in the file, in bytes from its begin."""
+    """Place in the file, in bytes from its begin."""
     end: int
 
 

@@ -24,8 +24,6 @@ def require_fit(
     sampling, length = request.sampling, len(request.input_ids)
     if request.request_id in running:
         raise GyreError(f"request id {request.request_id} is already running; ids are unique while running")
-    if sampling.top_p != 1.0:
-        raise GyreError(f"top_p = {sampling.top_p} is refused: log-probs are those of the whole distribution (1.0)")
     if not sampling.temperature > 0.0:
         raise GyreError(f"temperature = {sampling.temperature} is refused: it must be positive")
     if length == 0 or request.max_new_tokens < 1:

@@ -16,10 +16,9 @@ from gyre.transport.base import WeightRef
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer's sampling distribution; the harness cannot change it."""
+    """The trainer's sampling distribution, always the whole of it; the harness cannot change it."""
 
     temperature: float = 1.0
-    top_p: float = 1.0
     stop_token_ids: list[int] = []
 
 

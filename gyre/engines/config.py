@@ -14,9 +14,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transport: TransportSection = ShmSection()
     weights: WeightRef | None = None
     """Published weights to start with; without them the engine is NotReady until the first `update_weights`."""
-    max_context: int = 8192
+    max_context: int
     """Prompt plus output; a generation that reaches it ends with finish "length"."""
-    seed: int = 0
+    seed: int
     """Of the sampler. Outputs also depend on how requests are batched, so they repeat only for the same arrivals."""
     replay_routing: bool = False
     """Requests can ask for the experts of every token."""

@@ -12,7 +12,7 @@ from gyre.evaluation.config import EvaluationSection, EvaluatorSection, HookSect
 from gyre.evaluation.hook import Hook
 from gyre.evaluation.judge import Judge
 from gyre.evaluation.tests import TaskTests
-from gyre.sandboxes import BubblewrapSandbox, Sandbox, SandboxLimits, SandboxSpec
+from gyre.sandboxes import Sandbox, SandboxLimits, SandboxSpec
 from gyre.sandboxes.files import make_readable
 
 
@@ -23,9 +23,9 @@ class Evaluators:
         self,
         section: EvaluationSection,
         run_dir: Path,
+        make_sandbox: Callable[[SandboxSpec], Sandbox],
         *,
         limits: SandboxLimits | None = None,
-        make_sandbox: Callable[[SandboxSpec], Sandbox] = BubblewrapSandbox,
         clock: Clock | None = None,
     ) -> None:
         self.section = section

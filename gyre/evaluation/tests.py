@@ -15,6 +15,7 @@ from gyre.core.clock import Clock
 from gyre.evaluation.artifact import digest
 from gyre.evaluation.base import GraderFailed, GradingLimits, Preserved, Verdict
 from gyre.evaluation.config import EvaluationSection, TestsSection
+from gyre.evaluation.limits import task_limits
 from gyre.evaluation.reward import InvalidReward, read_reward, reward_files
 from gyre.evaluation.settling import Grader
 from gyre.sandboxes import Mount, Sandbox, SandboxLimits, SandboxSpec
@@ -50,22 +51,23 @@ class TaskTests(Grader):
     async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:
         logs = work.sandbox.logs if work else None
         mounts = [Mount(source=logs / part, target=f"/logs/{part}") for part in ("agent", "artifacts")] if logs else []
-        state = work.sandbox.workspace if work else task.workspace
         spec = SandboxSpec(
             name=root.name,
             root=root,
             workdir=task.workdir,
             env={**(SAFE_PATH if self._evaluation.python_safe_path else {}), **task.env, **task.verifier_env},
             mounts=[*mounts, Mount(source=task.tests, target="/tests")],
-            limits=self._limits,
+            limits=task_limits(task, self._limits),
         )
         sandbox = self._make_sandbox(spec)
         # What an interrupted grading left must not count: neither its files nor its reward.
         await sandbox.close(keep=False)
         try:
             await sandbox.start()
-            if state is not None:
-                await sandbox.upload(state, task.workdir)
+            if work is not None:
+                await sandbox.restore(work.sandbox)
+            elif task.workspace is not None:
+                await sandbox.upload(task.workspace, task.workdir)
             # Whatever modes the policy gave its directory: it must not decide whether it is graded.
             spec.workspace.chmod(spec.workspace.stat().st_mode | 0o700)
             result = await sandbox.exec(
@@ -75,6 +77,8 @@ class TaskTests(Grader):
                 timeout_s=limits.timeout_s,
                 boot_timeout_s=limits.boot_timeout_s,
             )
+            if result.exceeded:
+                raise GraderFailed(f"tests/test.sh of {task.name} was ended: {result.exceeded}", "grader_killed")
             if result.timed_out:
                 raise GraderFailed(
                     f"tests/test.sh of {task.name} did not end within {limits.timeout_s:g} s", "timed_out"

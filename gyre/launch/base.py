@@ -6,9 +6,11 @@ It serves its RPC Protocol, calls `context.ready(address)`, and runs until cance
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 HERE = ""
 """The bundle on the launcher's own machine that has no devices."""
@@ -92,3 +94,19 @@ class Launcher(Protocol):
 
 
 WorkerMain = Callable[[msgspec.Struct, WorkerContext], Awaitable[None]]
+
+
+def encode_config(config: msgspec.Struct) -> msgspec.Raw:
+    """A worker's config for its `ProcessSpec`. Paths of embedded sections travel as text."""
+    return msgspec.Raw(msgspec.json.encode(config, enc_hook=str))
+
+
+def decode_config(raw: msgspec.Raw, kind: type[T]) -> T:
+    """What `encode_config` was given; raises msgspec.ValidationError for anything else."""
+    return msgspec.json.decode(bytes(raw), type=kind, dec_hook=_path)
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

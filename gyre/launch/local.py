@@ -24,9 +24,9 @@ from gyre.launch.base import ProcessSpec, WorkerOrder
 LOOPBACK = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")
 LOG_TAIL_LINES = 12
-SWEEP = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$1") &'
-"""Reads its standard input until nobody is left to write it, then removes a directory and closes its output. It is no
-child of the supervisor: Ray kills those of an actor that ends."""
+SWEEP = 'exec 3<&0; (cat <&3 >/dev/null; for try in 1 2 3 4 5; do rm -rf -- "$1" && break; sleep 1; done) &'
+"""Reads its standard input until nobody is left to write it, then removes a directory, again while something is still
+being written there, and closes its output. It is no child of the supervisor: Ray kills those of an actor that ends."""
 
 
 class LocalProcess:

@@ -2,30 +2,18 @@
 
 import msgspec
 
-from gyre.engines.base import Sampling
+from gyre.core.policy import PolicySection, RolloutSection
 
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run_dir: str
     """Records go into its `gyre.sqlite`."""
-    tokenizer_dir: str
-    """Directory with the policy's tokenizer; nothing is downloaded."""
-    family: str
-    """Chat template family of `gyre.trajectory`."""
-    thinking: bool = False
-    sampling: Sampling = Sampling()
-    """The distribution of behaviour; the template's stop tokens are added to its own."""
+    policy: PolicySection
+    rollout: RolloutSection
     replay_routing: bool = False
     """Records hold the experts that the engines chose; the engines must have been started to tell them."""
-    max_context: int
-    """Tokens of prompt plus answer that the policy can hold."""
-    max_new_tokens: int
-    """Upper bound of one answer; the harness may ask for less, never for more."""
     socket: str
     """Unix socket of the HTTP routes, for sandboxes. "" opens none."""
-    host: str = "127.0.0.1"
-    port: int | None = None
-    """TCP port of the HTTP routes; None opens none, 0 takes a free one."""
     keepalive_s: float = 10.0
     """Longest silence on an open answer; also how long the status line waits for a first token or an error."""
     coalesce_s: float = 0.03

@@ -4,11 +4,9 @@ import asyncio
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
 from gyre.chat.render import ChatRenderer
 from gyre.core.clock import SystemClock
-from gyre.engines.base import Engine
+from gyre.engines.base import Engine, Sampling
 from gyre.harnesses import load_profile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
@@ -26,7 +24,8 @@ from gyre.store import RunDir
 
 async def main(config: ProxyConfig, context: WorkerContext) -> None:
     """Serves until cancelled. Raises ConfigError when the tokenizer cannot be read or an address is taken."""
-    renderer = ChatRenderer(load_tokenizer(config.tokenizer_dir), config.family, thinking=config.thinking)
+    policy, rollout = config.policy, config.rollout
+    renderer = ChatRenderer(load_tokenizer(str(policy.model)), policy.family, thinking=policy.thinking)
     limits = RouterLimits(
         hold_s=config.hold_timeout_s,
         stall_s=config.stall_timeout_s,
@@ -35,16 +34,15 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
     )
     router = Router(lambda address: connect(Engine, address, context.secret), limits)
     sink = StoreSink(RunDir.open(Path(config.run_dir)).open_store())
-    stops = sorted({*config.sampling.stop_token_ids, *renderer.stop_token_ids})
     services = Services(
         renderer=renderer,
         router=router,
         sink=sink,
         clock=SystemClock(),
-        sampling=msgspec.structs.replace(config.sampling, stop_token_ids=stops),
+        sampling=Sampling(temperature=rollout.temperature, stop_token_ids=sorted(renderer.stop_token_ids)),
         bounds=CallBounds(
-            max_context=config.max_context,
-            max_new_tokens=config.max_new_tokens,
+            max_context=rollout.max_context,
+            max_new_tokens=rollout.max_new_tokens,
             running=config.max_calls_per_session,
         ),
         coalesce_s=config.coalesce_s,

@@ -49,7 +49,8 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """v_d: version published when its group was dispatched."""
     outcome: Validity | None
     """None while it runs, or when the run ended first."""
-    reward: float
+    reward: float | None
+    """None without an outcome, and for an unresolved one: a failure to grade is no zero."""
     cause: str
     seconds: float
     """From launch to outcome."""
@@ -106,7 +107,9 @@ def summarise(events: Iterable[Event], outcomes: Mapping[str, Outcome], trees: M
     line = surviving(everything)
     starts = [event for event in everything if isinstance(event, RunStarted)]
     executions = _executions(everything, outcomes, trees)
-    before_rl = [e.reward for e in executions if e.version == 0 and e.outcome is Validity.VALID]
+    before_rl = [
+        e.reward for e in executions if e.version == 0 and e.outcome is Validity.VALID and e.reward is not None
+    ]
     return RunSummary(
         run_id=starts[-1].run_id if starts else "",
         parts=max(1, len(starts)),
@@ -126,44 +129,25 @@ def summarise(events: Iterable[Event], outcomes: Mapping[str, Outcome], trees: M
 
 
 def as_json(summary: RunSummary) -> dict[str, Any]:
-    """The document that `gyre inspect --json` writes."""
-    return {
-        "steps": [
-            {
-                "step": step.step,
-                "reward_mean": step.reward_mean,
-                "staleness_mean": mean(step.staleness),
-                "logprob_gap_max": step.logprob_gap_max,
-                "seconds": step.seconds,
-            }
-            for step in summary.steps
-        ],
+    """The document that `gyre inspect --json` writes: all that the tables show, and every field of the events."""
+    document: dict[str, Any] = msgspec.to_builtins(summary)
+    return document | {
+        "steps": [msgspec.to_builtins(step) | {"staleness_mean": mean(step.staleness)} for step in summary.steps],
         "transitions": [
-            {
-                "cell": transition.cell,
-                "from": transition.source,
-                "to": transition.target,
-                "calls_in_flight": transition.calls_in_flight,
-                "rerouted": transition.rerouted,
-                "with_kv": transition.with_kv,
-                "seconds": transition.seconds,
-            }
+            msgspec.to_builtins(transition) | {"from": transition.source, "to": transition.target}
             for transition in summary.transitions
         ],
-        "joins": [msgspec.to_builtins(join) for join in summary.joins],
         "executions": [
-            {
-                "id": execution.id,
-                "query": execution.query,
-                "harness": execution.harness,
+            msgspec.to_builtins(execution)
+            | {
                 "outcome": execution.outcome.value if execution.outcome else "running",
-                "reward": execution.reward,
                 "calls": execution.tree.calls,
                 "nodes": execution.tree.nodes,
                 "leaves": [{"role": leaf.role.value, "targets": leaf.targets} for leaf in execution.tree.leaves],
             }
             for execution in summary.executions
         ],
+        "staleness_mean": summary.staleness_mean,
         "invariants_ok": summary.invariants_ok,
         "harness_errors_from_transitions": summary.proxy.harness_errors_from_transitions,
     }
@@ -215,6 +199,8 @@ def _executions(
     summaries = []
     for execution_id, start in started.items():
         outcome, end = outcomes.get(execution_id), closed.get(execution_id)
+        validity = outcome.validity if outcome else Validity(end.validity) if end else None
+        reward = outcome.reward if outcome else end.reward if end else None
         summaries.append(
             ExecutionSummary(
                 id=execution_id,
@@ -222,8 +208,8 @@ def _executions(
                 query=start.query,
                 harness=start.harness,
                 version=versions.get(start.group),
-                outcome=outcome.validity if outcome else Validity(end.validity) if end else None,
-                reward=outcome.reward if outcome else end.reward if end else 0.0,
+                outcome=validity,
+                reward=None if validity is Validity.UNRESOLVED else reward,
                 cause=outcome.cause if outcome else end.cause if end else "",
                 seconds=end.seconds if end else 0.0,
                 grading_s=end.grading_s if end else 0.0,

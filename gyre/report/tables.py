@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from gyre.core.events import MicroStepsReturned, ProcessLost, ProcessRestarted
-from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass
+from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validity
 from gyre.report.summary import ExecutionSummary, RunSummary, mean
 
 
@@ -120,7 +120,7 @@ def executions_table(executions: Sequence[ExecutionSummary], title: str = "Execu
                 execution.harness,
                 "–" if execution.version is None else str(execution.version),
                 outcome_text(execution),
-                f"{execution.reward:.3f}" if execution.outcome else "–",
+                "–" if execution.reward is None else f"{execution.reward:.3f}",
                 f"{execution.seconds:.1f}" if execution.seconds else "–",
                 str(execution.tree.calls),
                 str(execution.tree.nodes),
@@ -172,7 +172,8 @@ def leaves_text(execution: ExecutionSummary) -> str:
 
 
 def outcome_sentence(outcome: Outcome) -> str:
-    return f"outcome: {outcome.validity.value}, reward {outcome.reward:.3f}, {outcome.cause}. {outcome.message}"
+    reward = "no reward" if outcome.validity is Validity.UNRESOLVED else f"reward {outcome.reward:.3f}"
+    return f"outcome: {outcome.validity.value}, {reward}, {outcome.cause}. {outcome.message}"
 
 
 def assessment_sentence(assessment: Assessment) -> str:

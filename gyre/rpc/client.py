@@ -8,7 +8,7 @@ import grpc.aio
 import msgspec
 
 from gyre.core import errors
-from gyre.rpc.service import CHANNEL_OPTIONS, ERROR_METADATA, PING, SECRET_METADATA, Method, WireError, methods, path
+from gyre.rpc.service import CLIENT_OPTIONS, ERROR_METADATA, PING, SECRET_METADATA, Method, WireError, methods, path
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class Connection(Generic[T]):
     """A channel to one process. `stub` satisfies the Protocol; closing ends every call on it."""
 
     def __init__(self, protocol: type[T], address: str, secret: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         metadata = ((SECRET_METADATA, secret),)
         members = {m.name: _call(self._channel, path(protocol, m.name), m, metadata) for m in methods(protocol)}
         self.stub: T = cast(T, type(f"{protocol.__name__}Client", (), members)())

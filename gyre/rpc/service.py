@@ -20,11 +20,12 @@ CHANNEL_OPTIONS = [
     # Errors cross as metadata, of which gRPC takes 8 KiB; some quote the end of a log.
     ("grpc.max_metadata_size", 2**20),
     ("grpc.absolute_max_metadata_size", 2**20),
-    ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
+CLIENT_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.keepalive_time_ms", 20_000)]
+"""Only the caller asks whether the other side lives: one that was stopped for a minute must find its calls open."""
 
 
 def _encode_special(value: Any) -> Any:

@@ -39,7 +39,17 @@ class ExecutionReport(msgspec.Struct, frozen=True, kw_only=True):
     harness_s: float
 
 
+class Isolation(msgspec.Struct, frozen=True, kw_only=True):
+    """How a runner isolates executions: the content of the event `SandboxesOpened`."""
+
+    provider: str
+    limits: dict[str, str]
+    weak: list[str]
+
+
 class Runner(Protocol):
+    async def isolation(self) -> Isolation: ...
+
     async def start(self, spec: ExecutionSpec) -> None:
         """Returns as soon as the execution is registered. A second start of the same id is ignored, so a controller
         that came back may repeat it."""

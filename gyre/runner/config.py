@@ -7,7 +7,7 @@ import msgspec
 from gyre.core.config import Positive
 from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
-from gyre.sandboxes import SandboxLimits
+from gyre.sandboxes import SandboxSection
 
 
 class RunnerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,4 +31,4 @@ class RunnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where harnesses are installed; "" is `.cache/harnesses` of this checkout."""
     section: RunnerSection = RunnerSection()
     evaluation: EvaluationSection = EvaluationSection()
-    limits: SandboxLimits = SandboxLimits()
+    sandbox: SandboxSection = SandboxSection()

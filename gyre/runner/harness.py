@@ -11,12 +11,13 @@ from gyre.core.paths import HOME
 from gyre.core.records import SessionAccess
 from gyre.evaluation import digest
 from gyre.evaluation.artifact import UNREAD
+from gyre.evaluation.limits import task_limits
 from gyre.harnesses import HarnessLaunch, HarnessProfile, prefix_of, prepare
 from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
 from gyre.runner.failures import Cause, Ending
 from gyre.runner.slot import Slot
-from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, Sandbox, SandboxSpec
+from gyre.sandboxes import PROXY_URL, Mount, Sandbox, SandboxProvider, SandboxSpec
 from gyre.sandboxes.files import tail
 from gyre.tasks import Task
 
@@ -34,8 +35,9 @@ class HarnessRun(msgspec.Struct, frozen=True, kw_only=True):
 class HarnessRunner:
     """Shared by the executions of a worker: it bounds how many sandboxes boot at once."""
 
-    def __init__(self, config: RunnerConfig) -> None:
+    def __init__(self, config: RunnerConfig, provider: SandboxProvider) -> None:
         self._config = config
+        self._provider = provider
         self._boots = asyncio.Semaphore(config.section.at_a_time)
         self._logs = Path(config.run_dir) / "logs" / "executions"
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,6 @@ class HarnessRunner:
         except ConfigError as error:
             ending = Ending(cause=Cause.BOOT_FAILED, message=str(error), worked=False)
             return HarnessRun(ending=ending, sandbox=SandboxSpec(name=execution_id, root=self.workspace(execution_id)))
-        limits = self._config.limits
         spec = SandboxSpec(
             name=execution_id,
             root=self.workspace(execution_id),
@@ -80,9 +81,9 @@ class HarnessRunner:
             env={**task.env, **launch.env},
             mounts=[Mount(source=source, target=target) for target, source in launch.mounts.items()],
             proxy_socket=Path(access.socket) if access.socket else None,
-            limits=msgspec.structs.replace(limits, memory_mb=max(limits.memory_mb, task.limits.memory_mb or 0)),
+            limits=task_limits(task, self._config.sandbox.limits),
         )
-        sandbox = BubblewrapSandbox(spec)
+        sandbox = self._provider.create(spec)
         try:
             # The same id may have been cut off before, by a failed boot or with an earlier runner: it starts anew.
             await sandbox.close(keep=False)
@@ -115,8 +116,7 @@ class HarnessRunner:
             if task.workspace is not None:
                 await sandbox.upload(task.workspace, task.workdir)
             for path, text in launch.files.items():
-                (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
-                (spec.home / path).write_text(text, encoding="utf-8")
+                await sandbox.write(f"{HOME}/{path}", text)
             (spec.root / "prompt").write_text(launch.stdin, encoding="utf-8")
             before = await self._digest(spec)
             result = await sandbox.exec(
@@ -130,7 +130,9 @@ class HarnessRunner:
             )
         finally:
             booting.free()
-        if result.timed_out:
+        if result.exceeded:
+            ending = Ending(cause=Cause.HARNESS_EXIT, message=f"the sandbox was ended: {result.exceeded}", worked=True)
+        elif result.timed_out:
             ending = Ending(cause=Cause.HARNESS_TIMEOUT, message=f"the harness did not end within {timeout_s:g} s")
         elif result.exit_code:
             last_words = tail(self.log(spec.name, "out"), LAST_WORDS) + tail(self.log(spec.name, "err"), LAST_WORDS)

@@ -7,26 +7,28 @@ started again under the same id.
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from gyre.core.errors import GyreError
 from gyre.core.records import CallFacts
 from gyre.evaluation import Evaluators
 from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
-from gyre.runner.base import ExecutionReport, ExecutionSpec, Runner
+from gyre.runner.base import ExecutionReport, ExecutionSpec, Isolation, Runner
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
 from gyre.runner.harness import HarnessRunner
-from gyre.sandboxes.limits import sweep_cgroups
+from gyre.sandboxes import SandboxProvider, open_provider
 from gyre.store import RunStore
 
 NO_CALLS = CallFacts()
 
 
 async def main(config: RunnerConfig, context: WorkerContext) -> None:
-    sweep_cgroups()
+    provider = open_provider(config.sandbox)
     with RunStore(Path(config.run_dir) / "gyre.sqlite") as store:
-        runner = LocalRunner(config, store)
+        runner = LocalRunner(config, store, provider)
         async with serving_rpc(runner, Runner, context):
             try:
                 await asyncio.Event().wait()
@@ -37,11 +39,14 @@ async def main(config: RunnerConfig, context: WorkerContext) -> None:
 class LocalRunner:
     """Implements `Runner` with sandboxes of this machine. Tasks and outcomes of the worker's lifetime are kept."""
 
-    def __init__(self, config: RunnerConfig, store: RunStore) -> None:
+    def __init__(self, config: RunnerConfig, store: RunStore, provider: SandboxProvider | None = None) -> None:
         self._config = config
         self._store = store
-        self._harness = HarnessRunner(config)
-        self._evaluators = Evaluators(config.evaluation, Path(config.run_dir), limits=config.limits)
+        self._provider = provider or open_provider(config.sandbox)
+        self._harness = HarnessRunner(config, self._provider)
+        self._evaluators = Evaluators(
+            config.evaluation, Path(config.run_dir), self._provider.create, limits=config.sandbox.limits
+        )
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -79,12 +84,19 @@ class LocalRunner:
     async def running(self) -> list[str]:
         return sorted(execution_id for execution_id, task in self._tasks.items() if not task.done())
 
+    async def isolation(self) -> Isolation:
+        enforcement = self._provider.enforcement
+        return Isolation(
+            provider=self._config.sandbox.kind, limits=msgspec.structs.asdict(enforcement), weak=enforcement.weak
+        )
+
     async def shutdown(self) -> None:
         """Ends every sandbox; executions without an outcome stay without one."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._evaluators.close()
+        await self._provider.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:
         report = await execution.run()

@@ -1,6 +1,20 @@
 """Isolation of harnesses and verifiers (docs/outcomes.md)."""
 
-from gyre.sandboxes.base import PROXY_URL, ExecResult, Mount, Sandbox, SandboxLimits, SandboxSpec
+from gyre.sandboxes.base import PROXY_URL, ExecResult, Mount, Sandbox, SandboxProvider, SandboxSpec
 from gyre.sandboxes.bubblewrap import BubblewrapSandbox
+from gyre.sandboxes.config import SandboxLimits, SandboxSection
+from gyre.sandboxes.provider import BubblewrapProvider, open_provider
 
-__all__ = ["PROXY_URL", "BubblewrapSandbox", "ExecResult", "Mount", "Sandbox", "SandboxLimits", "SandboxSpec"]
+__all__ = [
+    "PROXY_URL",
+    "BubblewrapProvider",
+    "BubblewrapSandbox",
+    "ExecResult",
+    "Mount",
+    "Sandbox",
+    "SandboxLimits",
+    "SandboxProvider",
+    "SandboxSection",
+    "SandboxSpec",
+    "open_provider",
+]

@@ -1,8 +1,10 @@
 """What Gyre needs from an isolated place to run a harness or a verifier (docs/tasks.md).
 
 Inside, paths are those of the Harbor format: the work directory (default /app), /logs/{agent,artifacts,verifier}, a
-home and /tmp, all kept on the host under `SandboxSpec.root` after the sandbox is closed. The system is read-only, the
-environment is only what the spec and the command say, and the network is the proxy or nothing.
+home and /tmp. The environment is only what the spec and the command say, and the network is the proxy or nothing. What
+a closed sandbox left of its work is kept on the host, and `Sandbox.restore` starts another one from it.
+
+    provider ── create(spec) ──▶ sandbox: start → upload, write, restore → exec … → close(keep)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,22 +13,11 @@ from typing import Protocol
 
 import msgspec
 
+from gyre.sandboxes.config import SandboxLimits
+from gyre.sandboxes.enforcement import Enforcement
+
 PROXY_URL = "http://127.0.0.1:8080"
 """Where a harness reaches the proxy from inside."""
-
-
-class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Resource limits. Memory and processes count for the whole sandbox and need a writable cgroup; the others are
-    limits of every process and always hold. The disk that a sandbox fills in all is not limited: only a quota of the
-    run directory's file system bounds it."""
-
-    memory_mb: int = 4096
-    processes: int = 512
-    file_mb: int = 1024
-    """Largest file that may be written."""
-    open_files: int = 4096
-    cpu_s: int = 7200
-    """CPU seconds of one process."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +35,11 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     mounts: list[Mount] = []
     proxy_socket: Path | None = None
-    """Unix socket that PROXY_URL leads to; None: no network at all."""
+    """Unix socket that PROXY_URL leads to, which every user may connect to; None: no network at all."""
     limits: SandboxLimits = SandboxLimits()
+    user: str = "agent"
+    """Who runs commands and owns the writable directories: "agent"; "grader", which the agent's processes can neither
+    signal nor write to; or "root", who may become either and has no power outside the sandbox."""
 
     @property
     def workspace(self) -> Path:
@@ -68,12 +62,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
-    """None when the time was up; 128 + n when the command died of signal n."""
+    """None when it was ended: the time was up or a limit was passed; 128 + n when the command died of signal n."""
     timed_out: bool
     boot_s: float
     """Seconds until the command could start: namespaces, mounts, proxy forwarder listening."""
     seconds: float
     """Seconds of the command itself."""
+    exceeded: str = ""
+    """Which limit the sandbox was ended for, in words."""
 
 
 class Sandbox(Protocol):
@@ -95,17 +91,27 @@ class Sandbox(Protocol):
         boot_timeout_s: float,
         env: Mapping[str, str] | None = None,
         stdin: Path | None = None,
+        user: str | None = None,
         on_boot: Callable[[], None] | None = None,
     ) -> ExecResult:
-        """Runs one command in the work directory; output is appended to host files. `on_boot` is called when the
-        command starts. When the time is up, or the caller
-        is cancelled, every process of the tree has ended (SIGTERM, then SIGKILL) before this returns or raises.
-        Raises SandboxError when the command could not be started within `boot_timeout_s`."""
+        """Runs one command in the work directory as `user` (default: the spec's); output is appended to host files, up
+        to `limits.output_mb`. `on_boot` is called when the command starts. When the time is up, a limit is passed, or
+        the caller is cancelled, every process of the tree has ended (SIGTERM, then SIGKILL) before this returns or
+        raises. Raises SandboxError when the command could not be started within `boot_timeout_s`."""
         ...
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copies the content of a host directory into a writable directory of the sandbox. Only before the first
-        `exec`: afterwards the policy may have planted links. Raises SandboxError."""
+        """Copies the content of a host directory into a writable directory of the sandbox, for its user. Only before
+        the first `exec`: afterwards the policy may have planted links. Raises SandboxError."""
+        ...
+
+    async def write(self, target: str, content: str) -> None:
+        """Writes a file of a writable directory, with the directories above it, for the user; otherwise as `upload`."""
+        ...
+
+    async def restore(self, before: SandboxSpec) -> None:
+        """Copies the work of a closed sandbox of the same provider that was kept. Only before the first `exec`.
+        Raises SandboxError."""
         ...
 
     async def download(self, source: str, target: Path) -> None:
@@ -115,4 +121,18 @@ class Sandbox(Protocol):
 
     async def close(self, *, keep: bool) -> None:
         """Ends what runs; removes the host directories unless they are kept. Safe to call twice."""
+        ...
+
+
+class SandboxProvider(Protocol):
+    """Makes sandboxes of one kind on this machine; a runner has one."""
+
+    enforcement: Enforcement
+
+    def create(self, spec: SandboxSpec) -> Sandbox:
+        """Nothing is started. Raises SandboxError when the provider cannot run what the spec asks for."""
+        ...
+
+    async def close(self) -> None:
+        """Gives back what sandboxes shared. Every sandbox is closed before."""
         ...

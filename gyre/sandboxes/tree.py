@@ -38,6 +38,11 @@ class ProcessTree:
                 self._init_fd = os.pidfd_open(self._init_pid)
         return bool(await _first_bytes(self._ready, until=b"\n"))
 
+    @property
+    def init_pid(self) -> int | None:
+        """Of the first process inside, as the host counts; None before `booted`."""
+        return self._init_pid
+
     async def wait(self) -> int:
         """Exit code of the command; 128 + n also when bubblewrap itself died of signal n, out of memory."""
         code = await self._process.wait()

@@ -146,9 +146,12 @@ def replay_run(
     config: SchedulerConfig,
     *,
     seed: int = 0,
+    resample: bool = False,
+    cell_speed: float = 1.0,
     readers: tuple[Callable[[ev.Event], None], ...] = (),
 ) -> RunStats:
-    """The recorded executions under `config`, whose N must be the recorded one."""
+    """The recorded executions under `config`, whose N must be the recorded one. `resample`: every group is a trained
+    one of the run, drawn by seed. `cell_speed`: how much faster than a recorded cell one of `config` trains."""
     require(config)
     if recording.group_size != config.executions_per_group:
         raise ConfigError(
@@ -156,7 +159,7 @@ def replay_run(
             f"{recording.group_size} executions."
         )
     stats = RunStats()
-    source = _Source(recording, seed)
+    source = _Source(recording, seed, resample)
 
     async def main() -> None:
         clock = VirtualClock()
@@ -165,7 +168,7 @@ def replay_run(
             source,
             FixedExecutions(clock, source.seconds, source.grading_seconds, Graders(clock, recording.graders)),
             SimMaterializer(source.costs),
-            SimCells(clock, recording.times, nodes=1),
+            SimCells(clock, recording.times, nodes=cell_speed),
             MemoryJournal(stats.read, *readers),
         )
         await Controller(config, environment).run()
@@ -182,13 +185,15 @@ class _Config(msgspec.Struct):
 class _Source:
     """Recorded groups by number. What the run did not see of a group comes from a trained group, drawn once."""
 
-    def __init__(self, recording: Recording, seed: int) -> None:
-        self._groups = recording.groups
+    def __init__(self, recording: Recording, seed: int, resample: bool) -> None:
+        self._groups = {} if resample else recording.groups
         self._trained = [group for group in recording.groups.values() if group.micro_steps is not None]
+        self._donors: dict[int, RecordedGroup] = {}
         self._seed = seed
 
     def query(self, group: int) -> str:
-        return self._groups.get(group, self._donor(group)).query
+        known = self._groups.get(group)
+        return self._donor(group).query if known is None else known.query
 
     def seconds(self, ticket: Ticket) -> float:
         member, drawn = ticket.member, self._donor(ticket.group).seconds[ticket.member]
@@ -208,4 +213,6 @@ class _Source:
         return (self._donor(group.group).micro_steps or []) if recorded is None else recorded
 
     def _donor(self, group: int) -> RecordedGroup:
-        return random.Random(f"{self._seed}/{group}").choice(self._trained)
+        if group not in self._donors:
+            self._donors[group] = random.Random(f"{self._seed}/{group}").choice(self._trained)
+        return self._donors[group]

@@ -102,7 +102,7 @@ class RunDir:
         return RunStore(self.database, read_only=read_only)
 
     def checkpoint_path(self, version: int) -> Path:
-        """Bundle of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
+        """Place of a version's checkpoint; its writer makes it elsewhere and renames it when complete."""
         return self.checkpoints / f"v{version:06d}"
 
     def latest_checkpoint(self) -> Checkpoint | None:
@@ -118,6 +118,19 @@ class RunDir:
         if damaged:
             raise ConfigError(f"{damaged[0]} and no older checkpoint is whole: repair it, or remove it to start again.")
         return None
+
+    def checkpoint(self, version: int | None = None) -> Checkpoint | None:
+        """The checkpoint of a version, of the latest one when None. Raises ConfigError when it is not there or
+        damaged."""
+        if version is None:
+            return self.latest_checkpoint()
+        found = {checkpoint.version: checkpoint for checkpoint in self._named_checkpoints()}
+        if version not in found:
+            there = ", ".join(map(str, sorted(found))) or "none"
+            raise ConfigError(f"{self.root} has no checkpoint of version {version}: name one that is kept ({there}).")
+        if damage := damage_of(found[version].path):
+            raise ConfigError(f"{found[version].path} is damaged ({damage}): choose another version.")
+        return found[version]
 
     def prune_checkpoints(self, keep: int) -> None:
         """Removes all but the `keep` newest whole checkpoints; damaged ones stay for whoever wants to look."""

@@ -1,24 +1,66 @@
-"""Exports a checkpoint as a plain Hugging Face model directory."""
+"""Exports a checkpoint as a plain Hugging Face model directory.
 
+What is written says what it is: `config.json` names the type of the tensors beside it, whatever the model that training
+began with was stored as. `from_pretrained` goes by that name, and rounding fp32 parameters to bfloat16 drops most of an
+update at the learning rates of RL.
+"""
+
+import json
 import shutil
 from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
 
 from gyre.core.errors import ConfigError
+from gyre.store.rundir import CHECKPOINT_COUNTERS, CHECKPOINT_OPTIMIZER, CHECKPOINT_WEIGHTS
 
-_ONLY_FOR_TRAINING = {"optimizer.safetensors", "trainer.json"}
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[DType, ...] = get_args(DType)
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+"""As transformers 5 and as older releases call it."""
 
 
-def export_hf(checkpoint_dir: str, out_dir: str) -> None:
-    """Writes weights, config and tokenizer of a checkpoint to `out_dir`, which `AutoModelForCausalLM` can load.
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
 
-    Raises ConfigError when `checkpoint_dir` is not a checkpoint or `out_dir` is not empty.
+    dtype: DType
+    tensors: int
+    parameters: int
+    rounded: float
+    """Share of the parameters that the type cannot hold exactly."""
+
+
+def export_hf(checkpoint_dir: str, out_dir: str, dtype: DType = "float32") -> Exported:
+    """Writes weights, config, tokenizer and all else that came with the model to `out_dir`, which
+    `AutoModelForCausalLM` can load without being told a type.
+
+    Raises ConfigError when `checkpoint_dir` is not a checkpoint, `out_dir` is not empty, or a parameter is too large
+    for `dtype`.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
-    if not (source / "trainer.json").is_file():
-        raise ConfigError(f"{checkpoint_dir} is not a checkpoint: it has no trainer.json")
+    if not (source / CHECKPOINT_COUNTERS).is_file():
+        raise ConfigError(f"{checkpoint_dir} is not a checkpoint: it has no {CHECKPOINT_COUNTERS}")
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{out_dir} is not empty: choose another directory to export to")
+    whole = load_file(source / CHECKPOINT_WEIGHTS)
+    kind = getattr(torch, dtype)
+    stored = {name: tensor.to(kind) for name, tensor in whole.items()}
+    for name, tensor in stored.items():
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{name} of {checkpoint_dir} has values beyond {dtype}: export another --dtype")
+    differing = sum(int((stored[name].to(tensor.dtype) != tensor).sum()) for name, tensor in whole.items())
+    parameters = sum(tensor.numel() for tensor in whole.values())
     target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.name not in _ONLY_FOR_TRAINING:
-            shutil.copyfile(file, target / file.name)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            shutil.copytree(entry, target / entry.name)
+        elif entry.name not in (CHECKPOINT_COUNTERS, CHECKPOINT_OPTIMIZER, CHECKPOINT_WEIGHTS, "config.json"):
+            shutil.copyfile(entry, target / entry.name)
+    save_file(stored, target / CHECKPOINT_WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config.update({key: dtype for key in _DTYPE_KEYS if key in config} or {_DTYPE_KEYS[0]: dtype})
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return Exported(dtype=dtype, tensors=len(whole), parameters=parameters, rounded=differing / max(parameters, 1))

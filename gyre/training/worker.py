@@ -17,8 +17,8 @@ from gyre.core.expert_routing import ExpertRouting
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
 from gyre.rpc.service import Method, methods
-from gyre.samples.microstep import MicroStep
-from gyre.training.base import MicroStepResult, StepStats, Trainer
+from gyre.samples.microstep import MicroStep, MicroStepResult
+from gyre.training.base import StepStats, Trainer
 from gyre.training.commands import Command, CommandStream
 from gyre.training.config import TrainerConfig
 from gyre.training.megatron import parallel
@@ -55,8 +55,8 @@ class TrainerService:
 
     def _build(self) -> None:
         # OpenMP's thread count belongs to the calling thread.
-        torch.set_num_threads(self._config.threads)
-        alone = self._config.parallel.ranks == 1
+        torch.set_num_threads(self._config.section.threads)
+        alone = self._config.section.parallel.ranks == 1
         if not alone:
             self._commands = _stream(self._config)
             self._results = _stream(self._config)
@@ -68,7 +68,7 @@ class TrainerService:
         self._number = self._commands.append(self._calling)
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> tuple[int, Any]:
-        if self._config.parallel.ranks > 1:
+        if self._config.section.parallel.ranks > 1:
             self._calling = Command(method=method, arguments=CODECS[method].encode_arguments(arguments))
         result = getattr(self._trainer, method)(*arguments)
         return self._number, result
@@ -123,7 +123,7 @@ class TrainerService:
 def follow(config: TrainerConfig, name: str, ready: Callable[[], None]) -> NoReturn:
     """The life of a rank that is not the leader: executes the cell's commands. An error that the ranks do not share is
     written to the stream and raised, which ends the cell."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.section.threads)
     stream = _stream(config)
     trainer = MegatronTrainer(config, open_transport(config.transport, config.transport_root, name, config.host))
     ready()
@@ -143,7 +143,7 @@ def follow(config: TrainerConfig, name: str, ready: Callable[[], None]) -> NoRet
 
 def _stream(config: TrainerConfig) -> CommandStream:
     store = connect_store(config.store, STORE_TIMEOUT_S)
-    return CommandStream(store, config.cell, config.incarnation, followers=config.parallel.ranks - 1)
+    return CommandStream(store, config.cell, config.incarnation, followers=config.section.parallel.ranks - 1)
 
 
 async def main(config: TrainerConfig, context: WorkerContext) -> None:

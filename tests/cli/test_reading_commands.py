@@ -4,8 +4,10 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -13,6 +15,7 @@ from tokenizers.models import WordLevel
 from gyre.cli import inspect as inspect_module
 from gyre.cli.export import export
 from gyre.cli.inspect import inspect
+from gyre.cli.main import main
 from gyre.cli.report import final_report
 from gyre.core.errors import ConfigError
 from gyre.core.events import ProcessLost
@@ -67,7 +70,7 @@ def run(tmp_path: Path) -> RunDir:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A wide recording console in place of the terminal."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    monkeypatch.setattr(inspect_module, "Console", lambda: console)
+    monkeypatch.setattr(inspect_module, "open_console", lambda: console)
     return console
 
 
@@ -99,6 +102,14 @@ def test_inspect_writes_json(run: RunDir, tmp_path: Path, screen: Console) -> No
     assert (first["calls"], first["nodes"], first["reward"]) == (3, 3, 0.75)
     with pytest.raises(ConfigError, match="cannot be written"):
         inspect(run.root, json_out=tmp_path / "missing" / "out.json")
+
+
+def test_json_of_an_execution_has_all_that_the_text_has(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect(run.root, execution="0-0", json_out=Path("-")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [call["output_ids"] for call in document["calls"]] == [[2, 3], [2], [3]]
+    assert document["outcome"]["message"] == "The harness ran out of time."
+    assert document["assessments"][0]["score"] == 0.75
 
 
 def test_inspect_shows_an_execution_as_ids(run: RunDir, screen: Console) -> None:
@@ -155,19 +166,41 @@ def checkpoint(run: RunDir, version: int) -> None:
     path = run.checkpoint_path(version)
     path.mkdir()
     (path / "trainer.json").write_text("{}")
-    (path / "config.json").write_text(f'{{"version": {version}}}')
+    (path / "config.json").write_text(f'{{"version": {version}, "dtype": "bfloat16"}}')
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        save_file({"w": np.full(4, 1.001 * version, np.float32)}, path / name)
 
 
-def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path) -> None:
+def test_export_takes_the_newest_checkpoint(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for version in (2, 4):
         checkpoint(run, version)
     assert export(run.root, tmp_path / "hf") == 0
-    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"version": 4}
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == {"version": 4, "dtype": "float32"}
+    assert (
+        capsys.readouterr().out
+        == f"Version 4 of {run.root} is in {tmp_path}/hf: 4 parameters in 1 tensors of float32.\n"
+    )
+
+
+def test_export_takes_any_checkpoint_that_is_kept_in_any_type(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in (2, 4):
+        checkpoint(run, version)
+    assert main(["export", str(run.root), "--hf", str(tmp_path / "a"), "--version", "2", "--dtype", "bfloat16"]) == 0
+    assert json.loads((tmp_path / "a" / "config.json").read_text()) == {"version": 2, "dtype": "bfloat16"}
+    assert "of bfloat16, 100.0% of them rounded (--dtype float32 rounds none)." in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"has no checkpoint of version 3: name one that is kept \(2, 4\)"):
+        export(run.root, tmp_path / "b", 3)
+    with pytest.raises(ConfigError, match=r"--dtype int8 is not known: use one of float32, bfloat16, float16"):
+        export(run.root, tmp_path / "b", dtype="int8")
+    (run.checkpoint_path(2) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="v000002 is damaged"):
+        export(run.root, tmp_path / "b", 2)
 
 
 def test_export_into_what_cannot_be_written_is_one_sentence(run: RunDir) -> None:
-    run.checkpoint_path(1).mkdir()
-    (run.checkpoint_path(1) / "trainer.json").touch()
+    checkpoint(run, 1)
     with pytest.raises(ConfigError, match=r"/proc/none cannot be written \(.*\): choose another directory for --hf"):
         export(run.root, Path("/proc/none"))
 

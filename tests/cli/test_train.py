@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -53,3 +57,37 @@ def test_check_runs_every_check_and_starts_nothing(capsys: pytest.CaptureFixture
     assert {name for name, finding in found.items() if not finding["ok"]} >= {"settings", "tasks", "harness"}
     assert found["model"]["ok"]
     assert '"nonsense" is no model family' in capsys.readouterr().out
+
+
+def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", "")
+    program = textwrap.dedent(f"""
+        import asyncio
+        from pathlib import Path
+        from gyre.cli import train
+        from gyre.store import RunDir
+
+        class Hanging:
+            def __init__(self, *_): ...
+            async def train(self, _):
+                print("started", flush=True)
+                while True:
+                    try:
+                        await asyncio.Event().wait()
+                    except asyncio.CancelledError:
+                        pass
+
+        train.Run = Hanging
+        train._run_to_end(None, RunDir.open(Path({str(run.root)!r})), None)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().startswith("Ending: ")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert f"Continue with: gyre train --resume {run.root}" in out

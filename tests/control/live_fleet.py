@@ -19,11 +19,11 @@ from gyre.control.live.config import (
 )
 from gyre.control.live.launching import open_launcher
 from gyre.control.live.processes import Fleet
-from gyre.engines.section import LocalSection
+from gyre.engines.local.config import LocalSection
 from gyre.proxy.base import DrainReport, EngineRoute
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
-from gyre.training.base import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, ParallelConfig
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.rendezvous import StoreServer
@@ -46,7 +46,7 @@ class ProxyThatRecords:
         return DrainReport(calls_in_flight=0, rerouted=0, with_kv=0, failed=0)
 
 
-def make_mode(path: Path) -> Path:
+def make_policy_model(path: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,

@@ -14,7 +14,7 @@ from gyre.control.live.devices import assign_devices
 from gyre.control.live.launching import devices_here
 from gyre.control.live.processes import Fleet
 from gyre.core.errors import ConfigError
-from gyre.engines.section import SglangSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.launch.base import ProcessSpec
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir

@@ -7,7 +7,7 @@ from unittest.mock import create_autospec
 
 import msgspec
 import pytest
-from live_fleet import make_mode, run_config
+from live_fleet import make_policy_model, run_config
 
 from gyre.control.base import WorkerId
 from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig
@@ -17,7 +17,7 @@ from gyre.control.live.preflight.subject import Subject
 from gyre.control.live.processes import Fleet
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError, GyreError
-from gyre.engines.section import SglangSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.launch.base import Launcher, Process, ProcessSpec
 from gyre.launch.files import fingerprint
 from gyre.launch.local import LocalProcess
@@ -48,7 +48,7 @@ def check(config: RunConfig) -> None:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """On GPUs of a cluster; neither Ray nor Mooncake need be installed."""
-    model = make_mode(tmp_path / "model")
+    model = make_policy_model(tmp_path / "model")
     (model / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(settings.launch, "require", lambda section: None)
     monkeypatch.setattr(settings.transport, "require", lambda section: None)

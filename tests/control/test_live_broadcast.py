@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from live_fleet import make_mode, run_config, running
+from live_fleet import make_policy_model, run_config, running
 
 from gyre.control.base import WorkerId
 from gyre.control.live.config import RecoverySection
 from gyre.core.errors import GyreError
-from gyre.engines.section import SglangSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.training.config import ParallelConfig
 
@@ -47,7 +47,7 @@ def processes() -> set[int]:
 
 async def test_a_lost_sender_is_replaced_with_its_engine_and_a_failed_start_leaves_none(tmp_path):
     python = interpreter(tmp_path)
-    config = run_config(make_mode(tmp_path / "model"), SCHEDULER, ParallelConfig(), RecoverySection())
+    config = run_config(make_policy_model(tmp_path / "model"), SCHEDULER, ParallelConfig(), RecoverySection())
     section = SglangSection(python=str(python), device="cpu", dtype="float32", weights="broadcast")
     async with running(msgspec.structs.replace(config, engine=section), tmp_path) as (fleet, cells):
         await cells.enter_rollout(-1, 0)

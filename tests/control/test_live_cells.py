@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from live_fleet import make_mode, micro_step, run_config, running
+from live_fleet import make_policy_model, micro_step, run_config, running
 
 from gyre.control.base import WorkerId, WorkerLost
 from gyre.control.live.config import RecoverySection
@@ -25,7 +25,7 @@ def snapshots(fleet: Fleet) -> set[int]:
 async def test_a_burst_with_a_satellite_keeps_engines_and_core_equal(tmp_path: Path) -> None:
     scheduler = SchedulerConfig(groups_per_step=1, executions_per_group=1, cells=2, cell_capacity=4, max_steps=1)
     config = run_config(
-        make_mode(tmp_path / "model"), scheduler, ParallelConfig(pipeline=2), RecoverySection(call_s=60.0)
+        make_policy_model(tmp_path / "model"), scheduler, ParallelConfig(pipeline=2), RecoverySection(call_s=60.0)
     )
     async with running(config, tmp_path) as (fleet, cells):
         await asyncio.gather(cells.enter_rollout(0, 0), cells.enter_rollout(1, 0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from live_fleet import make_mode, micro_step, run_config, running
+from live_fleet import make_policy_model, micro_step, run_config, running
 
 from gyre.control.base import Environment, ReadyGroup, Ticket, WorkerId
 from gyre.control.controller import Controller
@@ -20,8 +20,8 @@ from gyre.control.live.progress import EngineWatch
 from gyre.core import events as ev
 from gyre.core.clock import SystemClock
 from gyre.core.records import Outcome, Validity
+from gyre.samples.microstep import MicroStep
 from gyre.scheduling.config import SchedulerConfig
-from gyre.training.base import MicroStep
 from gyre.training.config import ParallelConfig
 from gyre.transport.shm import ShmTransport
 
@@ -144,7 +144,7 @@ async def train(fleet: Fleet, cells: LiveCells) -> Saboteur:
 
 async def test_satellite_killed_and_hung_and_engine_hung(tmp_path: Path) -> None:
     recovery = RecoverySection(micro_step_s=10.0, call_s=60.0)
-    config = run_config(make_mode(tmp_path / "model"), SCHEDULER, ParallelConfig(), recovery)
+    config = run_config(make_policy_model(tmp_path / "model"), SCHEDULER, ParallelConfig(), recovery)
     async with running(config, tmp_path) as (fleet, cells):
         core = fleet.worker(WorkerId("trainer", 0)).connection.stub
         await core.wake()

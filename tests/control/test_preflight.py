@@ -160,15 +160,14 @@ def test_too_few_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         machine.check_open_files(subject())
 
 
-def test_a_sandbox_is_tried_with_the_namespaces_that_executions_get(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without user namespaces bubblewrap works for root, until it is asked for one."""
+def test_a_machine_without_user_namespaces_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bwrap = tmp_path / "bwrap"
-    bwrap.write_text('#!/bin/sh\ncase "$*" in *--disable-userns*) echo No user namespaces >&2; exit 1;; esac\necho 1\n')
+    bwrap.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo bubblewrap 0.8.0 && exit\necho No namespaces >&2; exit 1\n'
+    )
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ConfigError, match="sandboxes cannot start: namespaces: No user namespaces"):
+    with pytest.raises(ConfigError, match=r"sandboxes cannot start: namespaces: .*No namespaces"):
         machine.check_sandboxes(subject())
 
 

@@ -174,7 +174,6 @@ class EngineContract:
     @pytest.mark.parametrize(
         ("asked", "reason"),
         [
-            (request("a", prompt(4), top_p=0.9), "top_p"),
             (request("a", prompt(4), temperature=0.0), "temperature"),
             (request("a", [], 4), "positive"),
             (request("a", prompt(4), 0), "positive"),

@@ -5,20 +5,19 @@ import hashlib
 import uuid
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from contract import CONTEXT, Rig, tiny_model
 
 from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
-from gyre.engines.sglang.config import SenderConfig, SglangEngineConfig
+from gyre.engines.sglang.config import SenderConfig, SglangEngineConfig, SglangSection
 from gyre.engines.sglang.engine import SglangEngine
 from gyre.engines.sglang.publication import FromDisk, WeightUpdate
 from gyre.engines.sglang.sender import Sender, WeightSender
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.rpc import connect
 from gyre.transport.shm import ShmTransport
@@ -36,8 +35,12 @@ def save_tiny_model(path: Path) -> str:
 
 def cpu_config(model_dir: str, root: str, **changes) -> SglangEngineConfig:
     fixed = {"python": str(PYTHON), "device": "cpu", "dtype": "float32"}
-    sizes = {"kv_tokens": 8192, "max_context": CONTEXT, "stream_interval": 1}
-    return SglangEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | sizes | changes))
+    sizes = {"kv_tokens": 8192, "max_context": CONTEXT, "stream_interval": 1, "seed": 0}
+    fields = fixed | sizes | changes
+    section = {
+        name: fields.pop(name) for name in SglangSection.__struct_fields__ if name in fields and name != "weights"
+    }
+    return SglangEngineConfig(model_dir=model_dir, transport_root=root, **fields, section=SglangSection(**section))
 
 
 BUCKET = 100_000
@@ -66,7 +69,7 @@ class SenderProcess:
         spec = ProcessSpec(
             name=f"sender-{uuid.uuid4().hex[:8]}",
             entry="gyre.engines.sglang.sender:main",
-            config=msgspec.Raw(msgspec.json.encode(self._config)),
+            config=encode_config(self._config),
         )
         self.process = await self._launcher.start(spec)
         connection = connect(WeightSender, self.process.address, self._launcher.secret)
@@ -84,7 +87,7 @@ async def running(config: SglangEngineConfig, private: Path, way: str = "snapsho
     models = ModelDirs(config.model_dir, private / "models")
     async with serving(config, models.serving(), private) as server:
         client = SglangClient(server.url, server.secret, control_timeout_s=60.0)
-        path = publication(way, client, models, transport, config.tensor)
+        path = publication(way, client, models, transport, config.section.tensor)
         engine = SglangEngine(client, models, path, config.max_context, control_timeout_s=60.0)
         yield Rig(engine, transport, grain=1, sees_kv=False), client
         await client.aclose()

@@ -14,7 +14,7 @@ from gyre.core.errors import ConfigError, GyreError
 from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import GenerateChunk, GenerateRequest, Sampling
-from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.config import LocalEngineConfig, LocalSection
 from gyre.engines.local.engine import LocalEngine
 from gyre.transport.shm import ShmTransport
 from gyre.transport.state import published_state
@@ -67,7 +67,8 @@ async def make(tmp_path) -> AsyncIterator[Make]:
     async def start(**changes: object) -> LocalEngine:
         fields = {
             "model_dir": str(tmp_path / "model"), "transport_root": str(transport.root), "weights": refs[1],
-            "kv_blocks": 256, "page_size": PAGE, "max_batch_tokens": 48, "max_requests": 16, "replay_routing": True,
+            "section": LocalSection(kv_blocks=256, page_size=PAGE, max_batch_tokens=48, max_requests=16),
+            "replay_routing": True, "max_context": 8192, "seed": 0,
         }  # fmt: skip
         config = LocalEngineConfig(**(fields | changes))
         engine = LocalEngine(config, ShmTransport(str(tmp_path / f"engine-{len(started)}")))

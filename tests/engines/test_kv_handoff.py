@@ -11,9 +11,9 @@ from contract import CONTEXT, LONG, Answer, Rig, ask, close, prompt, request, ti
 from gyre.core.errors import GyreError, NotReady, WeightsUnavailable
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, Sampling
-from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.config import LocalEngineConfig, LocalSection
 from gyre.engines.local.engine import LocalEngine
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.proxy.base import EngineRoute
 from gyre.proxy.router.router import Piece, Router, RouterLimits
@@ -35,8 +35,10 @@ class Pair:
 
 
 def config(model_dir: str, root: str, **changes) -> LocalEngineConfig:
-    fixed = {"kv_blocks": 256, "page_size": PAGE, "max_batch_tokens": 128, "max_context": CONTEXT}
-    return LocalEngineConfig(model_dir=model_dir, transport_root=root, **(fixed | changes))
+    fixed = {"kv_blocks": 256, "page_size": PAGE, "max_batch_tokens": 128, "max_context": CONTEXT, "seed": 0}
+    fields = fixed | changes
+    section = {name: fields.pop(name) for name in LocalSection.__struct_fields__ if name in fields}
+    return LocalEngineConfig(model_dir=model_dir, transport_root=root, **fields, section=LocalSection(**section))
 
 
 @pytest.mark.asyncio(loop_scope="class")
@@ -52,7 +54,7 @@ class TestTwoProcesses:
                 ProcessSpec(
                     name=f"engine-{i}",
                     entry="gyre.engines.local.worker:main",
-                    config=msgspec.Raw(msgspec.json.encode(config(str(model_dir), str(transport.root), seed=i))),
+                    config=encode_config(config(str(model_dir), str(transport.root), seed=i)),
                     env={"OMP_NUM_THREADS": "1"},
                 )
                 for i in range(2)

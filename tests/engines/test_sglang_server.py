@@ -23,14 +23,13 @@ from sglang_servers import (
 
 from gyre.core.errors import NotReady, PeerLost, WeightsUnavailable
 from gyre.engines.base import Engine, PauseMode
-from gyre.engines.section import SglangSection
 from gyre.engines.sglang.broadcast import Broadcast
 from gyre.engines.sglang.client import SglangClient
-from gyre.engines.sglang.config import SenderConfig
+from gyre.engines.sglang.config import SenderConfig, SglangSection
 from gyre.engines.sglang.engine import SglangEngine
 from gyre.engines.sglang.server import serving
 from gyre.engines.sglang.weights import ModelDirs
-from gyre.launch.base import ProcessSpec
+from gyre.launch.base import ProcessSpec, encode_config
 from gyre.launch.local import LocalLauncher
 from gyre.rpc import connect
 from gyre.transport.shm import ShmTransport
@@ -172,7 +171,7 @@ async def test_the_worker_serves_it_and_the_server_dies_with_the_worker(way, mod
         spec = ProcessSpec(
             name="engine-0",
             entry="gyre.engines.sglang.worker:main",
-            config=msgspec.Raw(msgspec.json.encode(config)),
+            config=encode_config(config),
             env={"OMP_NUM_THREADS": "1"},
             start_timeout_s=SglangSection.start_timeout_s,
         )

@@ -9,13 +9,13 @@ import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 from workers import Echo, EchoConfig
 
 from gyre.core.errors import GyreError, NotReady, PeerLost
 from gyre.launch import Launcher, Process, ProcessSpec
+from gyre.launch.base import encode_config
 from gyre.rpc import connect
 
 TESTS = str(Path(__file__).parent)
@@ -26,7 +26,7 @@ def spec(name: str = "echo", timeout: float = 30.0, devices: tuple[int, ...] = (
     return ProcessSpec(
         name=name,
         entry="workers:main",
-        config=msgspec.Raw(msgspec.json.encode(EchoConfig(greeting="hello", **config))),  # type: ignore[arg-type]
+        config=encode_config(EchoConfig(greeting="hello", **config)),  # type: ignore[arg-type]
         bundle=PLACE,
         devices=list(devices),
         env={"PYTHONPATH": os.pathsep.join([TESTS, *sys.path])},
@@ -112,9 +112,14 @@ class LauncherContract:
         await launcher.stop_all(grace_s=10.0)
         assert [await process.wait() for process in processes] == ["exit 0", "exit 0"]
 
+    async def test_a_thread_that_never_ends_does_not_keep_a_worker(self, launcher: Launcher) -> None:
+        process = await launcher.start(spec(hangs="thread"))
+        await process.stop(grace_s=60.0)
+        assert await process.wait() == "exit 0"
+
     def test_killed_supervisor_leaves_neither_worker_nor_scratch(self, tmp_path: Path) -> None:
         program = textwrap.dedent(f"""
-            import asyncio, sys
+            import asyncio, os, signal, sys
             from pathlib import Path
             sys.path.insert(0, {TESTS!r})
             from launcher_contract import PLACE, calling, spec
@@ -124,6 +129,10 @@ class LauncherContract:
                 launcher = {self.MAKE}
                 async with launcher:
                     process = await launcher.start(spec())
+                    others = [await launcher.start(spec(how, hangs=how)) for how in ("loop", "thread")]
+                    stopped = await launcher.start(spec("stopped"))
+                    async with calling(launcher, stopped) as echo:
+                        os.kill(await echo.pid(), signal.SIGSTOP)
                     (launcher.scratch(PLACE) / "weights").write_text("x")
                     async with calling(launcher, process) as echo:
                         print(await echo.pid(), launcher.scratch(PLACE), flush=True)
@@ -133,12 +142,12 @@ class LauncherContract:
         supervisor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         assert supervisor.stdout is not None
         pid, scratch = supervisor.stdout.readline().split()
-        worker = psutil.Process(int(pid))
+        workers = [psutil.Process(int(pid)), *(w for name in ("loop", "thread", "stopped") for w in workers_of(name))]
+        assert len(workers) == 4
         assert Path(scratch, "weights").exists()
         supervisor.kill()
         supervisor.wait()
-        worker.wait(30)
-        assert not worker.is_running()
+        assert not psutil.wait_procs(workers, 30)[1]
         psutil.wait_procs(sweepers_of(scratch), 30)
         assert not Path(scratch).exists()
 

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -19,6 +21,8 @@ class EchoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: str = ""
     deaf: bool = False
     stubborn: bool = False
+    hangs: str = ""
+    """How it hangs once it is ready: "loop" blocks the event loop, "thread" leaves a thread that never ends."""
 
 
 class Echo(Protocol):
@@ -62,6 +66,10 @@ async def main(config: EchoConfig, context: WorkerContext) -> None:
     server = await serve(EchoService(config.greeting), Echo, context.address, context.secret)
     if not config.deaf:
         context.ready(server.address)
+    if config.hangs == "loop":
+        time.sleep(10**6)  # noqa: ASYNC251  as in a collective or a call of CUDA that never returns
+    if config.hangs == "thread":
+        threading.Thread(target=threading.Event().wait).start()
     try:
         await asyncio.Event().wait()
     finally:

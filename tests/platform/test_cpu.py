@@ -10,7 +10,11 @@ from gyre.platform import cpu
 
 PATCHED = [("torch.cuda", "current_device"), ("torch.cuda", "synchronize")]
 PATCHED += [(name, "torch") for name in cpu._HARD_CODED]
-PATCHED += [("megatron.core.optimizer.optimizer", "clip_grad_by_total_norm_fp32"), ("megatron.core.jit", "jit_fuser")]
+PATCHED += [
+    ("megatron.core.optimizer.optimizer", "clip_grad_by_total_norm_fp32"),
+    ("megatron.core.optimizer.clip_grads", "l2_norm_impl"),
+    ("megatron.core.jit", "jit_fuser"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +54,15 @@ class TestWithoutCuda:
     def test_torch_itself_still_refuses_cuda(self) -> None:
         with pytest.raises((AssertionError, RuntimeError)):
             torch.zeros(1, device="cuda")
+
+    def test_the_gradient_norm_is_exact_for_large_parameters(self) -> None:
+        """torch.norm is off by 2e-4 here."""
+        clip_grads = importlib.import_module("megatron.core.optimizer.clip_grads")
+        generator = torch.Generator().manual_seed(0)
+        gradients = [torch.randn(size, generator=generator) for size in (5_000_000, 1000, 1)]
+        whole = float(torch.cat(gradients).double().norm())
+        norm, _ = clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, torch.zeros(1), [gradients], False)
+        assert float(norm) == pytest.approx(whole, rel=3e-7)
 
     @pytest.mark.parametrize("scale", [0.1, 10.0])
     def test_clip_equals_torch(self, scale: float) -> None:

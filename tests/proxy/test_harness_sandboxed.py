@@ -11,7 +11,7 @@ from test_harness_loops import steps
 
 from gyre.core.paths import HOME
 from gyre.harnesses import ContextWindow, prefix_of, prepare
-from gyre.sandboxes import PROXY_URL, BubblewrapSandbox, Mount, SandboxSpec
+from gyre.sandboxes import PROXY_URL, BubblewrapProvider, Mount, SandboxSpec
 
 pytestmark = pytest.mark.harness
 
@@ -39,7 +39,7 @@ async def test_tool_loop_in_a_sandbox(proxy_tokenizer: Any, tmp_path: Path, unix
         )
         mounts = [Mount(source=source, target=target) for target, source in launch.mounts.items()]
         spec = SandboxSpec(name=name, root=tmp_path / "box", env=launch.env, mounts=mounts, proxy_socket=unix)
-        sandbox = BubblewrapSandbox(spec)
+        sandbox = BubblewrapProvider().create(spec)
         try:
             await sandbox.start()
             for path, text in launch.files.items():

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy_fakes import Script, ScriptedEngine
 
 from gyre import rpc
+from gyre.core.policy import PolicySection, RolloutSection
 from gyre.core.records import SessionAccess
 from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
-from gyre.launch.base import HERE
+from gyre.launch.base import HERE, encode_config
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyControl, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.proxies import ProxyWorkers, share_of, worker_of
@@ -117,12 +117,11 @@ async def test_two_worker_processes_serve_one_run(proxy_tokenizer: Any, tmp_path
 
         async def start(number: int) -> tuple[str, rpc.Connection[Any]]:
             config = ProxyConfig(
-                run_dir=str(run.root), tokenizer_dir=str(tokenizer_dir), family="qwen3", max_context=4000,
-                max_new_tokens=1000, socket=str(launcher.scratch(HERE) / f"http-{number}.sock"),
+                run_dir=str(run.root), policy=PolicySection(model=tokenizer_dir, family="qwen3"),
+                rollout=RolloutSection(max_context=4000, max_new_tokens=1000),
+                socket=str(launcher.scratch(HERE) / f"http-{number}.sock"),
             )  # fmt: skip
-            spec = ProcessSpec(
-                name=f"proxy-{number}", entry="gyre.proxy.worker:main", config=msgspec.Raw(msgspec.json.encode(config))
-            )
+            spec = ProcessSpec(name=f"proxy-{number}", entry="gyre.proxy.worker:main", config=encode_config(config))
             process = await launcher.start(spec)
             return config.socket, rpc.connect(ProxyControl, process.address, launcher.secret)
 

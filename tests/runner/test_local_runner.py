@@ -222,13 +222,16 @@ async def test_a_grading_leaves_no_sandbox_behind(runner: LocalRunner, write_tas
 
 
 async def test_t33_t34_a_hung_boot_is_retried_once_and_is_no_work(
-    runner: LocalRunner, write_task: TaskWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, shell_root: Path, write_task: TaskWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bin/bwrap"
     fake.parent.mkdir()
     fake.write_text(f"#!/bin/sh\necho boot >> {tmp_path}/boots\nexec sleep 99\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    runner = LocalRunner(
+        RunnerConfig(run_dir=str(tmp_path / "run"), window=WINDOW, harness_root=str(shell_root)), store
+    )
     await runner.start(make_spec("e-0", write_task("true"), boot_s=0.2))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")

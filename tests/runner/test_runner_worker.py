@@ -7,13 +7,13 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 from tiny_tasks import WINDOW, TaskWriter, make_spec
 
 from gyre.core.records import CallFacts, Validity
 from gyre.launch import LocalLauncher, ProcessSpec
+from gyre.launch.base import encode_config
 from gyre.launch.local import LocalProcess
 from gyre.rpc import connect
 from gyre.runner.base import Runner
@@ -38,7 +38,7 @@ async def worker(tmp_path: Path, shell_root: Path, proxy_socket: Path) -> AsyncI
     spec = ProcessSpec(
         name="runner",
         entry="shell_worker:main",
-        config=msgspec.Raw(msgspec.json.encode(config)),
+        config=encode_config(config),
         env={"PYTHONPATH": str(Path(__file__).parent), "TEST_PROFILES": str(tmp_path / "profiles")},
     )
     async with LocalLauncher(tmp_path) as launcher:

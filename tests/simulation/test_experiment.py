@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from gyre.core.events import Event, GroupDispatched, LedgerSampled, Published, StepDone
 from gyre.scheduling.config import SchedulerConfig
 from gyre.scheduling.staleness import expected_staleness
-from gyre.simulation.clock import VirtualTimeExceeded
 from gyre.simulation.experiment import Drawn, Layout, simulate
-from gyre.simulation.paper.beyond import Frozen
 from gyre.simulation.paper.rows import ROWS
-from gyre.simulation.plan import alternatives, plan
-from gyre.simulation.recording import read_recording
+from gyre.simulation.predictions import Predicted
 from gyre.simulation.workload import Workload, WorkloadParams
 
 SMALL = SchedulerConfig(
@@ -105,7 +102,7 @@ def test_longest_first_keeps_the_staleness_identity(mode, mu, extra, dispatch, s
         dispatch=dispatch, launch_order="longest_first",
     )  # fmt: skip
     events: list[Event] = []
-    order = Frozen(lambda query: random.Random(f"{seed}/{query}").random())
+    order = Predicted(lambda query: random.Random(f"{seed}/{query}").random())
     simulate(config, LAYOUT, PARAMS, seed=seed, order=order, readers=(events.append,))
     outstanding: dict[int, int] = {}
     consumed = survivors = bursts = 0
@@ -130,46 +127,6 @@ def test_paper_statistics_and_rows_are_those_of_the_paper():
         expected_staleness(extra_dispatch=row.extra_dispatch, steps_per_burst=row.steps_per_burst)
         for row in ROWS.values()
     } == {1.5}
-
-
-def test_alternatives_keep_staleness_and_capacity():
-    own = ROWS["E0"].config(steps=12)
-    found = {(c.extra_dispatch, c.steps_per_burst, c.cells, c.cell_capacity) for c in alternatives(own)}
-    assert found == {(1.5, 1, 8, 144), (1.0, 2, 8, 144), (0.0, 4, 8, 144), (0.5, 3, 4, 288), (0.5, 3, 16, 72)}
-    assert all(c.extra_dispatch == 0.0 for c in alternatives(ROWS["C0"].config(steps=12)))
-
-
-def test_a_plan_compares_with_the_model_and_with_a_recording():
-    text = plan(SMALL)
-    assert "executions like the paper's" in text
-    assert text.count("this configuration") == 1
-    of_no_size = msgspec.structs.replace(SMALL, mode="async", cell_capacity=0, pool_capacity=8)
-    assert plan(of_no_size).endswith("scheduler.cell_capacity = 0 does not tell how large a cell is.")
-    events: list[Event] = []
-    simulate(SMALL, LAYOUT, PARAMS, seed=0, readers=(events.append,))
-    assert "the recorded executions" in plan(SMALL, read_recording(events))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"groups_per_step": 10**6}, "12 steps have up to 58000000 executions, and at most 100000 are simulated."),
-        ({"extra_dispatch": 1e9}, "executions, and at most 100000 are simulated."),
-        ({"steps_per_burst": 10**6}, "1000000 steps have up to"),
-        ({"cells": 10**6}, "K and pool_engines are 1000000 engines, and at most 1000 are simulated."),
-        ({"pool_capacity": 10**12, "pool_engines": 10**11}, "K and pool_engines are 100000000003 engines"),
-    ],
-)
-def test_a_plan_explains_a_configuration_that_is_too_large_to_simulate(change, reason):
-    text = plan(msgspec.structs.replace(SMALL, **change))
-    assert text.startswith("One step trains B = ")
-    assert reason in text.partition("\n\nNot simulated: ")[2]
-
-
-def test_a_plan_that_waits_for_ages_is_simulated_and_one_that_waits_for_ever_is_refused():
-    assert "this configuration" in plan(msgspec.structs.replace(SMALL, supply_wait_s=1e7))
-    with pytest.raises(VirtualTimeExceeded, match="is not over after 32 years"):
-        plan(msgspec.structs.replace(SMALL, supply_wait_s=1e30))
 
 
 def test_workload_draws_do_not_depend_on_the_order_of_asking():

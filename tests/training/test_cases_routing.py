@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from gyre.core.records import CallRecord
-from gyre.engines.local.config import LocalEngineConfig
+from gyre.engines.local.config import LocalEngineConfig, LocalSection
 from gyre.engines.local.engine import LocalEngine
 from gyre.samples.admission import admit
 from gyre.samples.microstep import MicroStep
@@ -69,8 +69,7 @@ async def sampled_by_engines(policy_dir: Path, root: Path, replay: bool) -> Asyn
             model_dir=str(policy_dir),
             transport_root=str(transport.root),
             weights=weights,
-            kv_blocks=256,
-            page_size=8,
+            section=LocalSection(kv_blocks=256, page_size=8),
             max_context=1024,
             seed=cell,
             replay_routing=replay,

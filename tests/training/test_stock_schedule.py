@@ -48,7 +48,7 @@ def streaming(replica: Replica, packs: list[ForwardBatch]) -> None:
     stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
     pipeline: Pipeline[ForwardBatch] = Pipeline(stage, replica.forward)
     for pack in packs:
-        pipeline.train(pack, pack.tokens, torch.sum)
+        pipeline.train(pack, replica.travelling(pack), torch.sum)
         wait_for_everything_posted(pipeline)
     pipeline.drain()
 
@@ -56,7 +56,7 @@ def streaming(replica: Replica, packs: list[ForwardBatch]) -> None:
 def run_rank(rank: int, layout: ParallelConfig, directory: str) -> None:
     torch.set_num_threads(1)
     parallel.initialize(layout, rank, "cell", dist.FileStore(f"{directory}/store", layout.ranks))
-    replica = Replica(f"{directory}/model")
+    replica = Replica(f"{directory}/model", layout)
     replica.scatter(torch.load(f"{directory}/state.pt"))
     seen = []
     for seed in range(BATCHES):

@@ -1,6 +1,8 @@
 """The life cycle of one training rank: phases, memory, score, publication, checkpoints, export."""
 
+import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from gyre.core.errors import (
 )
 from gyre.training import checkpoint
 from gyre.training.config import OptimizerConfig, TrainerConfig
-from gyre.training.export import export_hf
+from gyre.training.export import DTYPES, export_hf
 from gyre.training.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport.base import WeightRef
@@ -51,12 +53,18 @@ def test_a_step_changes_parameters_and_version(make_trainer, hf_model) -> None:
 
 
 def test_adam_equals_torch_with_clipping(make_trainer, hf_model) -> None:
+    """Norms do not decay."""
     never_clip = ObjectiveConfig(clip_low=0.0, clip_high=1e9)
     trainer = make_trainer(
-        objective=never_clip, optimizer=OptimizerConfig(learning_rate=1e-3, epsilon=1e-6, clip_norm=0.1)
+        objective=never_clip,
+        optimizer=OptimizerConfig(learning_rate=1e-3, epsilon=1e-6, clip_norm=0.1, weight_decay=0.3),
     )
     reference = {name: torch.nn.Parameter(p) for name, p in parameters(trainer).items()}
-    adam = torch.optim.AdamW(reference.values(), lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.01)
+    groups = [
+        {"params": [p for p in reference.values() if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in reference.values() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6)
     for seed in (1, 2):
         trainer.wake()
         trainer.join(trainer.version, None)
@@ -311,7 +319,7 @@ def test_export_loads_in_transformers(make_trainer, hf_model, tmp_path: Path) ->
     files = {file.name for file in (tmp_path / "exported").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= files
     assert not files & {"optimizer.safetensors", "trainer.json"}
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     ids = list(range(40, 60))
     with torch.no_grad():
         assert torch.allclose(torch.tensor(trainer.score(ids)), hf_logprobs(exported, ids), atol=1e-5)
@@ -319,6 +327,64 @@ def test_export_loads_in_transformers(make_trainer, hf_model, tmp_path: Path) ->
         export_hf(str(tmp_path / "checkpoint"), str(tmp_path / "exported"))
     with pytest.raises(ConfigError, match="not a checkpoint"):
         export_hf(str(tmp_path), str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("named", ["dtype", "torch_dtype", None])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_exported_model_loads_in_the_type_of_its_tensors(make_trainer, hf_model, tmp_path, dtype, named) -> None:
+    """The model that training began with may say bfloat16; loaded so, fp32 weights lost most of what was trained."""
+    trainer = make_trainer()
+    one_step(trainer, hf_model, 3)
+    checkpoint, exported = tmp_path / "checkpoint", tmp_path / "exported"
+    trainer.save(str(checkpoint)).result()
+    config = json.loads((checkpoint / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
+    (checkpoint / "config.json").write_text(json.dumps(kept | ({named: "bfloat16"} if named else {})))
+    done = export_hf(str(checkpoint), str(exported), dtype)
+    loaded = AutoModelForCausalLM.from_pretrained(exported)
+    assert loaded.dtype == getattr(torch, dtype)
+    trained = parameters(trainer)
+    for name, parameter in loaded.state_dict().items():
+        if name in trained:
+            assert torch.equal(parameter, trained[name].to(loaded.dtype)), name
+    assert (done.rounded > 0.5) == (dtype != "float32")
+    assert done.parameters == sum(tensor.numel() for tensor in trained.values())
+    assert json.loads((exported / "config.json").read_text()) == {**kept, named or "dtype": dtype}
+
+
+def test_an_export_that_a_type_cannot_hold_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "c"
+    checkpoint.mkdir()
+    (checkpoint / "trainer.json").write_text("{}")
+    save_file({"big": torch.full((2,), 1e5)}, checkpoint / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"big of .*c has values beyond float16: export another --dtype"):
+        export_hf(str(checkpoint), str(tmp_path / "out"), "float16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_has_what_came_with_the_model_and_no_other_weights(make_trainer, model_dir, tmp_path) -> None:
+    """Shards of the model that training began with would be loaded instead of what was trained."""
+    model = tmp_path / "model"
+    shutil.copytree(model_dir, model)
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    shards = {f"model-0000{i + 1}-of-00002.safetensors": list(weights)[i::2] for i in range(2)}
+    for name, names in shards.items():
+        save_file({key: weights[key] for key in names}, model / name)
+    index = {"weight_map": {key: name for name, names in shards.items() for key in names}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    extra = ("generation_config.json", "chat_template.jinja", "LICENSE", "additional_chat_templates/tool_use.jinja")
+    for name in (*extra, "pytorch_model.bin", "tf_model.h5", "original/consolidated.00.pth"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("{}")
+    trainer = make_trainer(model_dir=str(model))
+    trainer.wake()
+    trainer.save(str(tmp_path / "c")).result()
+    export_hf(str(tmp_path / "c"), str(tmp_path / "exported"))
+    for directory, own in ((tmp_path / "c", {"trainer.json", "optimizer.safetensors"}), (tmp_path / "exported", set())):
+        files = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
+        brought = {file.name for file in Path(model_dir).iterdir()}
+        assert files == brought | set(extra) | own
 
 
 def test_a_reduction_that_breaks_half_way_leaves_the_gradient(make_trainer, hf_model, monkeypatch) -> None:

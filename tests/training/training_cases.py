@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from gyre.core.expert_routing import ExpertRouting
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row
-from gyre.training.config import OptimizerConfig, TrainerConfig
+from gyre.training.config import OptimizerConfig, TrainerConfig, TrainerSection
 from gyre.training.megatron.replica import Replica
 from gyre.transport.rendezvous import StoreServer
 
@@ -90,10 +90,12 @@ def trainer_config(
         "transport_root": transport_root,
         "store": store.address,
         "incarnation": next(_incarnations),
-        "optimizer": OptimizerConfig(learning_rate=1e-3),
-        "group_timeout_s": 20.0,
+        "temperature": 1.0,
+        "seed": 0,
     }
-    return TrainerConfig(**{**fields, **changes})
+    section = {"optimizer": OptimizerConfig(learning_rate=1e-3), "group_timeout_s": 20.0}
+    section |= {name: changes.pop(name) for name in TrainerSection.__struct_fields__ if name in changes}
+    return TrainerConfig(**{**fields, **changes}, section=TrainerSection(**section))
 
 
 def hf_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:

@@ -13,12 +13,12 @@ from msgspec import Meta
 
 from gyre.control.live.devices import DeviceAssignment, assign_devices
 from gyre.control.setbacks import RecoveryLimits
-from gyre.core.config import Positive
+from gyre.core.config import FileOrName, Positive
 from gyre.core.errors import ConfigError
-from gyre.engines.base import Sampling
+from gyre.core.policy import PolicySection, RolloutSection
 from gyre.engines.config import EngineConfig
-from gyre.engines.local.config import LocalEngineConfig
-from gyre.engines.section import EngineSection, LocalSection
+from gyre.engines.local.config import LocalEngineConfig, LocalSection
+from gyre.engines.section import EngineSection
 from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
@@ -26,23 +26,12 @@ from gyre.launch.section import HereSection, LaunchSection
 from gyre.proxy.config import ProxyConfig
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig, RunnerSection
+from gyre.sandboxes import SandboxSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
-from gyre.training.config import OptimizerConfig, ParallelConfig, Precision, TrainerConfig
+from gyre.training.config import TrainerConfig, TrainerSection
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
-
-
-class PolicySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[policy]: what is trained."""
-
-    RENAMED_KEYS: ClassVar[dict[str, str]] = {"renderer": "family"}
-
-    model: Path
-    """Hugging Face directory: config.json, safetensors, tokenizer."""
-    family: str
-    """Family of the chat template, as `gyre.chat.render` names it."""
-    thinking: bool = False
 
 
 class TasksSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,39 +43,11 @@ class TasksSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class HarnessSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[harness]: who executes the tasks."""
 
-    name: str
+    name: FileOrName
+    """A shipped profile, or the path of a profile of your own, which ends in `.toml`."""
     root: Path | None = None
     """Where harnesses are installed; default: `.cache/harnesses` of this checkout."""
     budgets: Budgets = Budgets()
-
-
-class RolloutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[rollout]: the distribution of behaviour and its bounds; the harness cannot change them."""
-
-    temperature: Annotated[float, Meta(gt=0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    max_context: Positive
-    """Tokens of prompt plus answer; a longer conversation gets the API's own overflow error."""
-    max_new_tokens: Positive
-    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
-    """Also serve harnesses on this loopback TCP port; by default only sandboxes reach the proxy."""
-    proxy_workers: Positive = 1
-    """Processes that executions are spread over, each with a core's worth of calls: docs/benchmarks.md, "Proxy"."""
-
-
-class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[trainer]: layout of a cell and its optimizer."""
-
-    parallel: ParallelConfig = ParallelConfig()
-    precision: Precision = "float32"
-    share_prefixes: bool = True
-    """False: every row is computed whole, and counts whole in `admission.micro_step_tokens`."""
-    replay_routing: bool = False
-    """For a policy with experts: engines tell which experts they chose, and the trainer takes the same
-    (docs/training.md, "Routing replay")."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    threads: Positive = 1
-    group_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
 
 
 class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,6 +97,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks: TasksSection
     harness: HarnessSection
     runner: RunnerSection = RunnerSection()
+    sandbox: SandboxSection = SandboxSection()
     evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
     scheduler: SchedulerConfig
@@ -172,21 +134,13 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             no_engine_s=recovery.no_engine_s,
         )
 
-    def sampling(self) -> Sampling:
-        return Sampling(temperature=self.rollout.temperature, top_p=self.rollout.top_p)
-
     def proxy_config(self, run_dir: RunDir, socket: str) -> ProxyConfig:
         return ProxyConfig(
             run_dir=str(run_dir.root),
-            tokenizer_dir=str(self.policy.model),
-            family=self.policy.family,
-            thinking=self.policy.thinking,
-            sampling=self.sampling(),
+            policy=self.policy,
+            rollout=self.rollout,
             replay_routing=self.trainer.replay_routing,
-            max_context=self.rollout.max_context,
-            max_new_tokens=self.rollout.max_new_tokens,
             socket=socket,
-            port=self.rollout.port,
         )
 
     def runner_config(self, run_dir: RunDir) -> RunnerConfig:
@@ -195,6 +149,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             window=ContextWindow(max_context=self.rollout.max_context, max_output=self.rollout.max_new_tokens),
             harness_root=str(self.harness.root or ""),
             section=self.runner,
+            sandbox=self.sandbox,
             evaluation=self.evaluation,
         )
 
@@ -221,14 +176,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             transport_root=transport_root,
             transport=self.transport,
             store=store,
-            parallel=self.trainer.parallel,
-            precision=self.trainer.precision,
-            share_prefixes=self.trainer.share_prefixes,
-            optimizer=self.trainer.optimizer,
-            objective=self.objective,
             temperature=self.rollout.temperature,
-            replay_routing=self.trainer.replay_routing,
-            group_timeout_s=self.trainer.group_timeout_s,
-            threads=self.trainer.threads,
+            objective=self.objective,
             seed=self.seed,
+            section=self.trainer,
         )

@@ -3,7 +3,7 @@
 import hashlib
 
 from gyre.control.base import ReadyGroup
-from gyre.control.live.config import AdmissionSection, TrainerSection
+from gyre.control.live.config import AdmissionSection
 from gyre.core.records import Validity
 from gyre.samples.admission import admit
 from gyre.samples.advantage import group_advantages
@@ -11,6 +11,7 @@ from gyre.samples.microstep import ExecutionRows, MicroStep
 from gyre.samples.packing import pack
 from gyre.samples.rows import build_execution, dummy_execution, without_discarded
 from gyre.store import RunStore
+from gyre.training.config import TrainerSection
 from gyre.trajectory.tree import TrajectoryTree
 
 

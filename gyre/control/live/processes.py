@@ -19,7 +19,7 @@ from gyre.control.live.launching import SENDERS, bundle_of
 from gyre.control.task_supervisor import together
 from gyre.core.errors import PeerLost
 from gyre.engines.base import Engine
-from gyre.launch.base import HERE, Launcher, Process, ProcessSpec
+from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config
 from gyre.proxy.base import EngineRoute, ProxyControl
 from gyre.proxy.proxies import ProxyWorkers
 from gyre.rpc import Connection, connect
@@ -234,7 +234,7 @@ class Fleet:
             ProcessSpec(
                 name=name,
                 entry=entry,
-                config=msgspec.Raw(msgspec.json.encode(config)),
+                config=encode_config(config),
                 bundle=bundle,
                 devices=list(devices),
                 env=ONE_THREAD,

@@ -18,16 +18,22 @@ POLLS = 4
 class Liveness:
     """What was seen of one engine. Pure."""
 
-    def __init__(self, now: float) -> None:
-        self._since = now
+    def __init__(self, now: float, most_s: float) -> None:
+        """`most_s`: what counts between two looks, at most. Whoever was stopped in between has not looked."""
+        self._looked = now
+        self._most_s = most_s
+        self._idle_s = 0.0
         self._tokens = -1
 
     def observe(self, now: float, status: EngineStatus | None) -> float:
-        """Seconds without progress. No answer (None) is none; an engine without anything to do needs none."""
+        """Seconds without progress, as far as someone looked. No answer (None) is none; an engine without anything to
+        do needs none."""
+        self._idle_s += min(now - self._looked, self._most_s)
+        self._looked = now
         if status is not None and (not status.running or status.paused or status.generated_tokens != self._tokens):
-            self._since = now
+            self._idle_s = 0.0
             self._tokens = status.generated_tokens
-        return now - self._since
+        return self._idle_s
 
 
 class EngineWatch:
@@ -43,7 +49,9 @@ class EngineWatch:
             await self._clock.sleep(self._stall_s / POLLS)
             engines = self._fleet.engines()
             now = self._clock.now()
-            self._seen = {engine: self._seen.get(engine) or Liveness(now) for engine in engines}
+            # A look takes an interval for the sleep and at most another for the answer.
+            most_s = 2 * self._stall_s / POLLS
+            self._seen = {engine: self._seen.get(engine) or Liveness(now, most_s) for engine in engines}
             statuses = await asyncio.gather(*(self._status(engine) for engine in engines))
             now = self._clock.now()
             for engine, status in zip(engines, statuses, strict=True):

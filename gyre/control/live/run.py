@@ -21,7 +21,7 @@ from gyre.control.live.queries import ShuffledQueries, TaskFeatures
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
 from gyre.core.errors import GyreError, PeerLost
-from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, StepDone
+from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, SandboxesOpened, StepDone
 from gyre.proxy.base import ProxyControl
 from gyre.scheduling.order import make_order
 from gyre.store import RunDir, RunStore
@@ -115,6 +115,10 @@ class Run:
             fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address)
             try:
                 await fleet.start()
+                found = await fleet.runner.isolation()
+                journal.write(
+                    SandboxesOpened(t=clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
+                )
                 await self._control(fleet, state)
             except (PeerLost, EssentialLost) as error:
                 # Whoever noticed it: the end of the proxy or the runner is told once, here.

@@ -181,10 +181,10 @@ class Batcher:
             do_sample=True, temperature=0.5, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
         )
         batching = ContinuousBatchingConfig(
-            page_size=config.page_size,
-            num_blocks=config.kv_blocks,
-            max_batch_tokens=config.max_batch_tokens,
-            max_requests_per_batch=config.max_requests,
+            page_size=config.section.page_size,
+            num_blocks=config.section.kv_blocks,
+            max_batch_tokens=config.section.max_batch_tokens,
+            max_requests_per_batch=config.section.max_requests,
             scheduler_type="gyre",
             return_logprobs=True,
             auto_switch_to_flash=False,

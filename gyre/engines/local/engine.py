@@ -68,7 +68,7 @@ class LocalEngine:
         """Builds the model, allocates KV memory, loads `config.weights`. Raises ConfigError for an unusable model."""
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        torch.set_num_threads(self._config.threads)
+        torch.set_num_threads(self._config.section.threads)
         await self._run(self._allocate)
         if self._config.weights is not None:
             await self.update_weights(self._config.weights)
@@ -221,7 +221,7 @@ class LocalEngine:
         self._model = build_model(config.model_dir)
         self._batcher = Batcher(self._model, config, self._sampler, self._deliver, self._fail)
         positions = getattr(self._model.config, "max_position_embeddings", config.max_context)
-        self._limit = min(config.max_context, positions, config.kv_blocks * config.page_size)
+        self._limit = min(config.max_context, positions, config.section.kv_blocks * config.section.page_size)
         if self._paused is not None:
             self._park()
 
@@ -259,15 +259,15 @@ class LocalEngine:
             snapshot=self._transport.publish(number, {"blocks": blocks}),
             policy_version=self._version,
             layout=batcher.kv_layout,
-            input_ids=TokenIds(input_ids[: len(blocks) * self._config.page_size]),
+            input_ids=TokenIds(input_ids[: len(blocks) * self._config.section.page_size]),
         )
 
     def _import(self, batcher: Batcher, ref: KvRef) -> int:
         blocks = self._transport.pull(ref.snapshot)["blocks"]
         with batcher.pause():
             held, stored = batcher.put_kv(ref.input_ids.tolist(), blocks)
-        self._kv_received += stored * self._config.page_size
-        return held * self._config.page_size
+        self._kv_received += stored * self._config.section.page_size
+        return held * self._config.section.page_size
 
     def _load(self, ref: WeightRef) -> None:
         assert self._batcher is not None

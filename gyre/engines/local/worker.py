@@ -14,8 +14,9 @@ async def main(config: LocalEngineConfig, context: WorkerContext) -> None:
     """Serves `Engine` at `context.address` until cancelled; raises what killed the generation thread."""
     transport = open_transport(config.transport, config.transport_root, context.name, context.host)
     engine = LocalEngine(config, transport)
-    await engine.start()
     try:
+        # Also an engine that is cancelled while it starts has threads, which `close` ends.
+        await engine.start()
         async with serving_rpc(engine, Engine, context):
             await asyncio.shield(engine.failed)
     finally:

@@ -54,9 +54,18 @@ async def serving(config: SglangEngineConfig, model_dir: Path, private: Path) ->
     file.write_bytes(msgspec.json.encode(arguments(config, model_dir, port, secret)))
     # Its context is a little longer than the model's, so that the model's is usable; requests stay within the latter.
     env = {**os.environ, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-    command = ["setpriv", "--pdeathsig", "KILL", config.python, "-m", "sglang.launch_server", "--config", str(file)]
-    if shutil.which(config.python) is None:
-        raise ConfigError(f"sglang engine: python = {config.python} is not there; name SGLang's interpreter")
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        config.section.python,
+        "-m",
+        "sglang.launch_server",
+        "--config",
+        str(file),
+    ]
+    if shutil.which(config.section.python) is None:
+        raise ConfigError(f"sglang engine: python = {config.section.python} is not there; name SGLang's interpreter")
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, env=env)
     server = SglangServer(url=f"http://127.0.0.1:{port}", secret=secret, process=process)
     try:
@@ -71,32 +80,32 @@ async def serving(config: SglangEngineConfig, model_dir: Path, private: Path) ->
 
 def arguments(config: SglangEngineConfig, model_dir: Path, port: int, secret: str) -> Arguments:
     """Arguments of `sglang.launch_server`; those of the config's `args` win."""
-    cpu = config.device == "cpu"
+    cpu = config.section.device == "cpu"
     fixed: Arguments = {
         "model-path": str(model_dir),
         "host": "127.0.0.1",
         "port": port,
         "api-key": secret,
-        "device": config.device,
-        "dtype": config.dtype,
-        "tp-size": config.tensor,
+        "device": config.section.device,
+        "dtype": config.section.dtype,
+        "tp-size": config.section.tensor,
         # Weights come through `update_weights`; tokens go in and out, so no tokenizer is needed.
         "load-format": "dummy",
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
         "grammar-backend": "none",
         "context-length": config.max_context + CONTEXT_RESERVE,
-        "max-running-requests": config.max_requests,
-        "stream-interval": config.stream_interval,
+        "max-running-requests": config.section.max_requests,
+        "stream-interval": config.section.stream_interval,
         "random-seed": config.seed,
         "log-level": "warning",
     }
-    if config.kv_tokens is not None:
-        fixed["max-total-tokens"] = config.kv_tokens
+    if config.section.kv_tokens is not None:
+        fixed["max-total-tokens"] = config.section.kv_tokens
     if config.replay_routing:
         fixed["enable-return-routed-experts"] = True
     # The memory saver needs CUDA; without it `release` frees nothing.
-    return fixed | (_CPU if cpu else {"enable-memory-saver": True}) | config.args
+    return fixed | (_CPU if cpu else {"enable-memory-saver": True}) | config.section.args
 
 
 async def _until_ready(server: SglangServer, timeout_s: float) -> None:

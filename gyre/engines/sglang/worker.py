@@ -54,6 +54,6 @@ async def _publication(
         return
     sender = connect(WeightSender, config.sender, context.secret)
     try:
-        yield Broadcast(client, models, sender.stub, config.tensor, config.control_timeout_s)
+        yield Broadcast(client, models, sender.stub, config.section.tensor, config.control_timeout_s)
     finally:
         await sender.close()

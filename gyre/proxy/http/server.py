@@ -35,8 +35,8 @@ def listeners(config: ProxyConfig) -> list[socket.socket]:
         found.append(bind(socket.AF_UNIX, config.socket))
         # Harnesses run as other users inside their sandboxes; path and key are what protects a session.
         Path(config.socket).chmod(0o666)
-    if config.port is not None:
-        found.append(bind(socket.AF_INET, (config.host, config.port)))
+    if config.rollout.port is not None:
+        found.append(bind(socket.AF_INET, ("127.0.0.1", config.rollout.port)))
     if not found:
         raise ConfigError("The proxy needs a socket or a port to listen on.")
     return found

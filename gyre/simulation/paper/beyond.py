@@ -1,41 +1,16 @@
 """Beyond the paper at the same mean staleness: E0 with `longest_first` and predictions of any quality; work bound."""
 
 import math
-import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from gyre.scheduling.order import Fifo, LaunchOrder, LongestFirst
 from gyre.simulation.experiment import Layout, simulate
 from gyre.simulation.paper.rows import ROWS, TableRow
+from gyre.simulation.predictions import predicted_order
 from gyre.simulation.workload import HOUR, Workload, WorkloadParams
-
-
-def predicted_order(params: WorkloadParams, seed: int, members: int, log_error: float | None) -> LaunchOrder:
-    """longest_first by the slowest execution of a group times exp(log_error·z); None is fifo, 0 an oracle."""
-    if log_error is None:
-        return Fifo()
-    workload = Workload(params, seed, members)
-
-    def predict(query: str) -> float:
-        noise = random.Random(f"{seed}/{query}").gauss(0.0, 1.0)
-        return max(workload.draw(int(query.removeprefix("q"))).harness_s) * math.exp(log_error * noise)
-
-    return Frozen(predict)
-
-
-class Frozen(LongestFirst):
-    """Only the predictions under test: nothing is learnt."""
-
-    def __init__(self, prediction: Callable[[str], float]) -> None:
-        super().__init__()
-        self._prediction = prediction
-
-    def predict(self, query: str) -> float:
-        return self._prediction(query)
 
 
 def order_hours(

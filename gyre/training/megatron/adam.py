@@ -1,6 +1,7 @@
 """The one optimizer of a run: Megatron's Adam on the core, with its moments in Hugging Face layout for checkpoints."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
@@ -30,6 +31,10 @@ class Adam:
             ),
             [replica.ddp],
         )
+        self._parts: list[Any] = list(self._optimizer.chained_optimizers)
+        # Megatron leaves it to its learning-rate scheduler, which no run has, to spare norms and biases from decay.
+        for group in self._groups:
+            group["weight_decay"] = config.weight_decay * group["wd_mult"]
 
     def step(self) -> float:
         """Clips, updates the parameters, and returns the global gradient norm before clipping."""
@@ -59,18 +64,23 @@ class Adam:
 
     def load(self, steps: int, moments: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """The inverse of `whole_moments` at `steps` updates. Raises WeightsUnavailable."""
-        self._state.clear()
+        for part in self._parts:
+            part.optimizer.state.clear()
         if not steps:
             return
-        for parameter in self._replica.parameters.values():
-            state = {moment: torch.zeros_like(parameter, dtype=torch.float32) for moment in MOMENTS}
-            self._state[parameter] = {"step": torch.tensor(float(steps)), **state}
+        for part in self._parts:
+            for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
+                state = {moment: torch.zeros_like(parameter, dtype=torch.float32) for moment in MOMENTS}
+                part.optimizer.state[parameter] = {"step": torch.tensor(float(steps)), **state}
         for moment in MOMENTS:
             into = {name: self._state[p][moment] for name, p in self._replica.parameters.items()}
             self._replica.scatter(moments.get(moment, {}), into)
 
     @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for part in self._parts for group in part.optimizer.param_groups]
+
+    @property
     def _state(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        (only,) = self._optimizer.chained_optimizers
-        state: dict[torch.Tensor, dict[str, torch.Tensor]] = only.optimizer.state
-        return state
+        """Dense parameters and experts have an optimizer each."""
+        return {parameter: state for part in self._parts for parameter, state in part.optimizer.state.items()}

@@ -1,5 +1,6 @@
 """What the run needs of this machine: sandboxes, devices, memory, open files, a port, SGLang."""
 
+import logging
 import os
 import resource
 import shutil
@@ -12,11 +13,14 @@ from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import parameters
 from gyre.core.errors import ConfigError
 from gyre.core.programs import PROBE_TIMEOUT_S, first_line
-from gyre.engines.section import LocalSection, SglangSection
+from gyre.engines.local.config import LocalSection
+from gyre.engines.sglang.config import SglangSection
 from gyre.launch.local import LOOPBACK, SHARED_MEMORY
-from gyre.sandboxes.probe import check_bwrap, check_namespaces, check_socat
+from gyre.sandboxes.probe import check_bwrap, check_limits, check_namespaces, check_seccomp, check_socat
 from gyre.scheduling.config import capacity
 from gyre.transport.section import ShmSection
+
+log = logging.getLogger(__name__)
 
 RESERVED_FILES = 512
 """Open files of a process beside those of executions: libraries, database, engines."""
@@ -28,11 +32,15 @@ TRAINING_BYTES, SERVING_BYTES = 16, 4
 """Per parameter: weights, gradient and two moments in fp32 in the core's trainer; weights of an engine on the CPU."""
 
 
-def check_sandboxes(subject: Subject) -> None:  # noqa: ARG001
-    """Whether a sandbox with its proxy socket starts."""
-    for sandboxes_need in (check_bwrap, check_namespaces, check_socat):
-        if not (found := sandboxes_need()).ok:
+def check_sandboxes(subject: Subject) -> None:
+    """Whether a sandbox starts, with the limits that are required. A limit that is only watched is warned of."""
+    section = subject.config.sandbox
+    for found in (check_bwrap(), check_seccomp(), check_socat(), check_namespaces(section)):
+        if not found.ok:
             raise ConfigError(f"sandboxes cannot start: {found.name}: {found.found}; {found.advice}")
+    limits = check_limits(section)
+    if not limits.ok:
+        log.warning("%s: %s; %s", limits.name, limits.found, limits.advice)
 
 
 def check_engine(subject: Subject) -> None:
@@ -117,8 +125,8 @@ def check_memory(subject: Subject) -> None:
             raise ConfigError(f"{key} = {threads} is far more than the {cores} cores of this machine; lower it")
     if config.devices.ids:
         return
-    described, sizes = read_model(config.policy.model)
-    numbers = parameters(described, sizes)
+    _, architecture = read_model(config.policy.model)
+    numbers = parameters(architecture)
     needed = numbers * (TRAINING_BYTES + SERVING_BYTES * (subject.engines > 0))
     if needed > total:
         raise ConfigError(
@@ -127,9 +135,7 @@ def check_memory(subject: Subject) -> None:
             "devices.ids"
         )
     if isinstance(config.engine, LocalSection):
-        heads = sizes.num_key_value_heads or sizes.num_attention_heads
-        head = sizes.head_dim or sizes.hidden_size // sizes.num_attention_heads
-        cache = config.engine.kv_blocks * config.engine.page_size * sizes.num_hidden_layers * heads * head * 2 * 4
+        cache = config.engine.kv_blocks * config.engine.page_size * architecture.cached_numbers * 4
         if cache * max(subject.engines, 1) > total:
             raise ConfigError(
                 f"engine.kv_blocks = {config.engine.kv_blocks} takes {_gib(cache)} in each of {subject.engines} "
@@ -142,8 +148,8 @@ def check_shared_memory(subject: Subject) -> None:
     config = subject.config
     if not isinstance(config.transport, ShmSection) or not SHARED_MEMORY.is_dir():
         return
-    described, sizes = read_model(config.policy.model)
-    needed, free = parameters(described, sizes) * SERVING_BYTES, shutil.disk_usage(SHARED_MEMORY).free
+    _, architecture = read_model(config.policy.model)
+    needed, free = parameters(architecture) * SERVING_BYTES, shutil.disk_usage(SHARED_MEMORY).free
     if free < needed:
         raise ConfigError(
             f"{SHARED_MEMORY} has {_gib(free)} free and one version of the weights takes {_gib(needed)}; enlarge it "

@@ -51,11 +51,6 @@ def check(subject: Subject) -> None:
             f"rollout.port = {config.rollout.port} is one proxy worker's, and rollout.proxy_workers = "
             f"{config.rollout.proxy_workers}; leave one of them out"
         )
-    if config.rollout.top_p != 1.0:
-        raise ConfigError(
-            f"rollout.top_p = {config.rollout.top_p}: engines sample the whole distribution, "
-            "so that behaviour log-probs are exact; it must be 1.0"
-        )
     config.engine.require(config.rollout.max_context)
     transport.require(config.transport)
     launch.require(config.launch)
