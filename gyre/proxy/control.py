@@ -25,18 +25,30 @@ class Profile(Protocol):
     def canned_answers(self) -> Mapping[str, str]: ...
 
 
+class Sockets(Protocol):
+    """Addresses of sessions."""
+
+    def open(self, execution_id: str) -> str: ...
+
+    async def close(self, execution_id: str) -> None: ...
+
+
 class Proxy:
     """Implements `ProxyControl` over the sessions of this worker."""
 
     def __init__(
-        self, services: Services, registry: SessionRegistry, load_profile: Callable[[str], Profile], socket: str = ""
+        self,
+        services: Services,
+        registry: SessionRegistry,
+        load_profile: Callable[[str], Profile],
+        sockets: Sockets | None = None,
     ) -> None:
-        """`load_profile` finds the profile of a harness by name; it raises ConfigError for an unknown one. `socket` is
-        where sandboxes reach the registry."""
+        """`load_profile` finds the profile of a harness by name; it raises ConfigError for an unknown one. `sockets`
+        are where sandboxes reach their sessions."""
         self._services = services
         self._registry = registry
         self._load_profile = load_profile
-        self._socket = socket
+        self._sockets = sockets
         self._sessions: dict[str, Session] = {}
         self._access: dict[str, SessionAccess] = {}
         self._summaries: dict[str, SessionSummary] = {}
@@ -54,7 +66,7 @@ class Proxy:
         access = SessionAccess(
             path=f"/x/{secrets.token_urlsafe(24)}",
             api_key=f"sk-gyre-{secrets.token_urlsafe(24)}",
-            socket=self._socket,
+            socket=self._sockets.open(spec.execution_id) if self._sockets else "",
         )
         self._registry.open(access, session)
         self._sessions[spec.execution_id] = session
@@ -74,6 +86,8 @@ class Proxy:
             self._closed_counts.update(session.counts)
             self._registry.close(self._access.pop(execution_id))
             del self._sessions[execution_id]
+            if self._sockets is not None:
+                await self._sockets.close(execution_id)
         return summary
 
     async def set_routes(self, routes: list[EngineRoute]) -> None:

@@ -246,7 +246,7 @@ class BubblewrapSandbox:
         """Where bubblewrap finds the host paths that are not everybody's."""
         spec = self.spec
         sources = [spec.root, *(mount.source for mount in spec.mounts)]
-        return self._host.staged([*sources, *([spec.proxy_socket] if spec.proxy_socket else [])])
+        return self._host.staged([*sources, *([spec.proxy_socket.parent] if spec.proxy_socket else [])])
 
     def _arguments(self, uid: int, staged: Mapping[Path, str]) -> list[str]:
         spec, root = self.spec, staged[self.spec.root]
@@ -285,8 +285,9 @@ class BubblewrapSandbox:
         for mount in spec.mounts:
             arguments += ["--ro-bind", staged[mount.source], mount.target]
         if spec.proxy_socket is not None:
-            # Read-only, or one sandbox could change the mode of the socket that all share; connecting needs no more.
-            arguments += ["--ro-bind", staged[spec.proxy_socket], "/run/proxy.sock"]
+            # The directory, so that the socket of a proxy worker that takes over is there too.
+            arguments += ["--ro-bind", staged[spec.proxy_socket.parent], "/run/proxy"]
+            arguments += ["--symlink", f"proxy/{spec.proxy_socket.name}", "/run/proxy.sock"]
         return [*arguments, "--remount-ro", "/", "--chdir", spec.workdir]
 
     async def _spawned(

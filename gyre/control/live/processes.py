@@ -211,7 +211,8 @@ class Fleet:
         return name, f"process {name} {how}; see {process.log}"
 
     async def _start_proxy(self, name: str) -> ProxyControl:
-        config = self._config.proxy_config(self._run_dir, str(self._launcher.scratch(HERE) / f"{name}.http"))
+        # The same for a worker that takes over: sandboxes see the directory of their socket.
+        config = self._config.proxy_config(self._run_dir, str(self._launcher.scratch(HERE) / "sessions"))
         return await self._start_essential(name, "gyre.proxy.worker:main", config, ProxyControl)
 
     async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:

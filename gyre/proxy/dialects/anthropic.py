@@ -20,6 +20,7 @@ from gyre.proxy.dialects.base import (
     check_depth,
     decode,
     join_text,
+    notes,
     public_headers,
     sse,
     wishes,
@@ -95,7 +96,7 @@ class _Request(msgspec.Struct):
     system: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: msgspec.Raw = NOTHING
 
 
 class AnthropicMessages:
@@ -107,7 +108,7 @@ class AnthropicMessages:
             raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
         if not request.messages:
             raise CallError(Fault.INVALID, "messages: at least one message is required.")
-        system, transport = _system(decode(request.system, _SYSTEM, "system"))
+        system, transport = memo.read(_read_system, request.system, "system").value
         first = (Message(role="system", text=system),) if system else ()
         tools = memo.read(_read_tools, request.tools, "tools")
         messages = memo.read_each(_read_message, request.messages, "messages")
@@ -116,7 +117,7 @@ class AnthropicMessages:
             stream=bool(request.stream),
             max_tokens=request.max_tokens,
             headers=public_headers(headers),
-            metadata=request.metadata or {},
+            metadata=notes(request.metadata),
             transport_system=transport,
         )
         conversation = Conversation(tuple(chain(first, *(message.value for message in messages))), tools.value)
@@ -124,6 +125,10 @@ class AnthropicMessages:
         said = identity(identity(system.encode()), tools.digest, *digests)
         size = len(system) + tools.size + sum(message.size for message in messages)
         return WireRequest(conversation, facts, said, size, wishes(body))
+
+    def elements(self, body: bytes) -> list[list[msgspec.Raw]]:
+        request = decode(body, _Request)
+        return [request.messages, [request.tools, request.system]]
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
         return _Stream(head)
@@ -243,7 +248,8 @@ def _stop_reason(end: TurnEnd) -> str:
     return "tool_use" if end.message.tool_calls else "end_turn"
 
 
-def _system(system: str | list[_Block] | None) -> tuple[str, tuple[str, ...]]:
+def _read_system(raw: msgspec.Raw, where: str) -> tuple[str, tuple[str, ...]]:
+    system: str | list[_Block] | None = decode(raw, _SYSTEM, where)
     blocks = [system] if isinstance(system, str) else [_text(block) for block in system or []]
     transport = tuple(block for block in blocks if block.startswith(BILLING_PREFIX))
     return join_text(drop_billing(blocks)), transport

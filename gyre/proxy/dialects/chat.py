@@ -18,6 +18,7 @@ from gyre.proxy.dialects.base import (
     check_depth,
     decode,
     join_text,
+    notes,
     parse_arguments,
     public_headers,
     sse,
@@ -76,9 +77,9 @@ class _Request(msgspec.Struct):
     max_completion_tokens: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: msgspec.Raw = NOTHING
     n: int | None = None
-    functions: list[Any] | None = None
+    functions: list[msgspec.Raw] | None = None
 
 
 class ChatCompletions:
@@ -104,13 +105,17 @@ class ChatCompletions:
             max_tokens=limit,
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
             headers=public_headers(headers),
-            metadata=request.metadata or {},
+            metadata=notes(request.metadata),
         )
         conversation = Conversation(tuple(message.value for message in messages), tools.value)
         said = identity(tools.digest, *(message.digest for message in messages))
         return WireRequest(
             conversation, facts, said, tools.size + sum(message.size for message in messages), wishes(body)
         )
+
+    def elements(self, body: bytes) -> list[list[msgspec.Raw]]:
+        request = decode(body, _Request)
+        return [request.messages, [request.tools]]
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
         return _Stream(request, head)

@@ -18,6 +18,7 @@ from gyre.proxy.dialects.base import (
     check_depth,
     decode,
     join_text,
+    notes,
     parse_arguments,
     public_headers,
     wishes,
@@ -62,16 +63,19 @@ class _Request(msgspec.Struct):
     tools: msgspec.Raw = NOTHING
     max_output_tokens: int | None = None
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
-    client_metadata: dict[str, Any] | None = None
-    previous_response_id: Any = None
-    conversation: Any = None
-    prompt: Any = None
+    metadata: msgspec.Raw = NOTHING
+    client_metadata: msgspec.Raw = NOTHING
+    previous_response_id: msgspec.Raw = NOTHING
+    conversation: msgspec.Raw = NOTHING
+    prompt: msgspec.Raw = NOTHING
 
 
 _FOR_GPT_ONLY = ("local_shell", "shell", "apply_patch", "computer")
 """Types of tools that harnesses run but do not describe: OpenAI's models were trained to know them."""
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+_ABSENT = (b"null", b'""', b"{}", b"[]")
 
 
 class Responses:
@@ -80,7 +84,7 @@ class Responses:
     def read(self, body: bytes, headers: Mapping[str, str], memo: Memo) -> WireRequest:
         request = decode(body, _Request)
         for field in ("previous_response_id", "conversation", "prompt"):
-            if getattr(request, field):
+            if bytes(getattr(request, field)) not in _ABSENT:
                 raise CallError(Fault.INVALID, f"{field}: nothing is stored here; send the whole input.")
         if not request.input:
             raise CallError(Fault.INVALID, "input: at least one item is required.")
@@ -105,12 +109,17 @@ class Responses:
             stream=bool(request.stream),
             max_tokens=request.max_output_tokens,
             headers=public_headers(headers),
-            metadata={**(request.metadata or {}), **(request.client_metadata or {})},
+            metadata={**notes(request.metadata), **notes(request.client_metadata)},
             tool_forms=declared.value.forms,
         )
         conversation = Conversation(tuple(messages), declared.value.tools)
         size += len(instructions) + declared.size
         return WireRequest(conversation, facts, identity(declared.digest, *digests), size, wishes(body))
+
+    def elements(self, body: bytes) -> list[list[msgspec.Raw]]:
+        request = decode(body, _Request)
+        items = request.input if isinstance(request.input, list) else []
+        return [items, [request.tools]]
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> ResponsesStream:
         return ResponsesStream(request, head)

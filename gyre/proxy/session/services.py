@@ -12,6 +12,7 @@ from gyre.core.errors import GyreError
 from gyre.core.records import CallRecord
 from gyre.engines.base import Sampling
 from gyre.proxy.router.router import Router
+from gyre.proxy.session.intake import IntakeBounds
 from gyre.store import RunStore
 
 
@@ -57,7 +58,7 @@ class CallBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of prompt plus answer."""
     max_new_tokens: int
     running: int
-    """Calls of one session at a time; also requests of it that are being received."""
+    """Calls of one session at a time."""
 
     def least_tokens(self, size: int) -> int:
         """Of a prompt that says `size` bytes: far below what any text comes to, so that one which cannot fit is not
@@ -77,6 +78,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     sampling: Sampling
     bounds: CallBounds
+    intake: IntakeBounds
     coalesce_s: float
     replay_routing: bool = False
     """Whether engines are asked for the experts of every token."""

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Mapping
+from contextlib import aclosing
 from hashlib import blake2b
 
 from gyre.chat.conversation import Message, ToolCall
@@ -25,6 +25,7 @@ from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, ContextOverflow, Fault
 from gyre.proxy.session.call import Asked, ModelCall
 from gyre.proxy.session.generation import Generation
+from gyre.proxy.session.intake import Intake
 from gyre.proxy.session.repeats import Repeats, asked
 from gyre.proxy.session.role_facts import call_facts, system_text
 from gyre.proxy.session.service import Service
@@ -44,6 +45,7 @@ class Session:
         self.closed = False
         self.counts: Counter[str] = Counter()
         """calls, orphans, attached, replayed."""
+        self.intake = Intake(services.intake, services.clock)
         self.memo = Memo()
         """What its requests' histories said; see `Dialect.read`."""
         self._markers = markers
@@ -57,7 +59,6 @@ class Session:
         self._callers: dict[str, str] = {}
         """Tool calls of sub-agents: id → agent id."""
         self._begun = 0
-        self._receiving = 0
         self._drift: Counter[str] = Counter()
         self._versions: set[int] = set()
 
@@ -65,16 +66,10 @@ class Session:
     def running(self) -> int:
         return len(self._running)
 
-    @contextmanager
-    def receiving(self) -> Iterator[None]:
-        """While the body of a request arrives. Raises CallError (BUSY) when too many do."""
-        if self._receiving >= self._services.bounds.running:
-            raise CallError(Fault.BUSY, f"{self._receiving} requests of this execution are arriving.", retry_after_s=1)
-        self._receiving += 1
-        try:
-            yield
-        finally:
-            self._receiving -= 1
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt plus answer that the policy can hold."""
+        return self._services.bounds.max_context
 
     def begin(self, wire: WireRequest, dialect: str) -> ModelCall:
         """The call that this request is: a new one, or the one that it repeats. Raises CallError, having changed
