@@ -114,10 +114,6 @@ class WorkerLost(GyreError):
         self.detail = detail
 
 
-class EssentialLost(GyreError):
-    """A process without which the run cannot go on is gone: the proxy or the runner."""
-
-
 class Cells(Protocol):
     """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different workers may run
     concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.

@@ -81,6 +81,9 @@ async def test_a_process_that_takes_the_place_of_a_lost_engine_is_left_alone(tmp
     fleet.put(CORE, core)
     config = run_config(tmp_path, SCHEDULER, ParallelConfig(), RecoverySection())
     cells = LiveCells(fleet, RunDir(tmp_path), config, VOCABULARY)
+    await cells.enter_training(CORE.cell, 1)
+
+    await cells.enter_training(0, 0)
 
     publication = await cells.publish(1, [SECOND.cell, FIRST.cell])
     assert [probe.cell for probe in publication.probes] == [SECOND.cell]

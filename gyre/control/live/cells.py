@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from gyre.control.base import (
-    EssentialLost,
     Probe,
     ProcessFailure,
     Publication,
@@ -22,7 +21,7 @@ from gyre.control.base import (
 )
 from gyre.control.live.config import RunConfig
 from gyre.control.live.processes import Fleet, Started
-from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation, PeerLost
+from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation
 from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
@@ -86,11 +85,11 @@ class LiveCells:
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         routes = [self._fleet.route(cell) for cell in cells]
-        await self._proxy(self._fleet.proxy.set_routes([route for route in routes if route is not None]))
+        await self._fleet.proxy.set_routes([route for route in routes if route is not None])
 
     async def leave_rollout(self, cell: int) -> DrainReport:
         async def leave(engine: Engine) -> DrainReport:
-            report = await self._proxy(self._fleet.proxy.drain(cell))
+            report = await self._fleet.proxy.drain(cell)
             await engine.pause(PauseMode.ABORT)
             await engine.release()
             return report
@@ -280,7 +279,7 @@ class LiveCells:
         try:
             async with asyncio.timeout(seconds):
                 return await call(process.connection.stub)
-        except (InvariantViolation, GroupBroken, CheckpointFailed, EssentialLost):
+        except (InvariantViolation, GroupBroken, CheckpointFailed):
             raise
         except TimeoutError as error:
             await self._fleet.kill(process)
@@ -288,9 +287,3 @@ class LiveCells:
         except GyreError as error:
             await self._fleet.kill(process)
             raise WorkerLost(process.worker, str(error)) from error
-
-    async def _proxy(self, call: Awaitable[T]) -> T:
-        try:
-            return await call
-        except PeerLost as error:
-            raise EssentialLost(f"the proxy is gone: {error}") from error

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gyre.control.base import Ticket
+from gyre.control.live.lasting import LastingRunner
 from gyre.core.errors import GyreError
 from gyre.core.records import CallFacts, Outcome, Validity
 from gyre.proxy.base import ProxyControl, SessionSpec
-from gyre.runner.base import Budgets, ExecutionSpec, Runner
+from gyre.runner.base import Budgets, ExecutionSpec
 
 NOT_THE_POLICYS = ("calls_lost", "runner_error")
 """Causes of unresolved executions that say that nothing works."""
@@ -17,7 +18,7 @@ class LiveExecutions:
     def __init__(
         self,
         proxy: ProxyControl,
-        runner: Runner,
+        runner: LastingRunner,
         tasks: dict[str, Path],
         harness: str,
         budgets: Budgets,
@@ -47,8 +48,7 @@ class LiveExecutions:
             budgets=self._budgets,
         )
         try:
-            await self._runner.start(spec)
-            await self._runner.wait_closed(execution_id)
+            await self._runner.held(spec)
         except BaseException:
             await self._runner.cancel(execution_id)
             raise
@@ -57,7 +57,7 @@ class LiveExecutions:
             session = await self._proxy.close_session(execution_id)
         terminated()
         calls = CallFacts(answered=session.calls, cut=session.cut_answers, lost=session.unserved)
-        report = await self._runner.wait(execution_id, calls)
+        report = await self._runner.outcome(spec, calls)
         outcome = report.outcome
         idle = outcome.validity is Validity.NO_WORK or outcome.cause in NOT_THE_POLICYS
         self._idle = self._idle + 1 if idle else 0
