@@ -93,10 +93,10 @@ class WorkerId(msgspec.Struct, frozen=True):
 
     part: Part
     cell: int
-    """Negative for the pool's engines."""
+    """Of an engine of the pool: its number, from K on."""
 
     def __str__(self) -> str:
-        return f"{self.part}-{self.cell}" if self.cell >= 0 else f"{self.part}-pool{-self.cell}"
+        return f"{self.part}-{self.cell}"
 
 
 class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +115,9 @@ class WorkerLost(GyreError):
 
 
 class Cells(Protocol):
-    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different workers may run
-    concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
+    """The GPU side. Cells are 0..K−1 (0 is the core), the pool's engines are K, K+1, …; methods of different workers
+    may run concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside
+    any.
 
     Every method raises WorkerLost when a worker that it needs died or missed its deadline: its own, or the core's
     trainer. It is gone then, and `replace` brings a new one.

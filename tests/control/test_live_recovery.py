@@ -40,7 +40,7 @@ SCHEDULER = SchedulerConfig(
 )
 MICRO_STEPS = 6
 """Of a group."""
-SATELLITE, ENGINE = WorkerId("trainer", 1), WorkerId("engine", -1)
+SATELLITE, ENGINE = WorkerId("trainer", 1), WorkerId("engine", 2)
 
 
 def work_of(group: int) -> list[MicroStep]:

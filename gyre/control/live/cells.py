@@ -50,7 +50,7 @@ class _Sampled(NamedTuple):
 
 
 class LiveCells:
-    """Cells 0..K−1 have an engine and a trainer; pool engines have negative indices and no trainer."""
+    """Cells 0..K−1 have an engine and a trainer; the pool's engines are numbered from K on and have no trainer."""
 
     def __init__(self, fleet: Fleet, run_dir: RunDir, config: RunConfig, vocabulary: int) -> None:
         self._fleet = fleet

@@ -1,9 +1,9 @@
 """Starts every process of a run through a `Launcher`, watches that they live, and starts workers anew.
 
 Services (proxy workers, a runner and its shim; `service` keeps them), and per cell an engine and a trainer, which has
-a process per rank; pool engines have negative indices and no trainer. An engine whose weights are broadcast has a
-weight sender as its second process. A replaced worker has a new name (`engine-1.2` is the second replacement of
-engine-1), so its sockets and logs are its own.
+a process per rank; the pool's engines are numbered from K on and have no trainer. An engine whose weights are
+broadcast has a weight sender as its second process. A replaced worker has a new name (`engine-1.2` is the second
+replacement of engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class Fleet:
 
     def transport_root(self, cell: int) -> str:
         """Directory under which the processes of a cell publish weights and KV."""
-        return str(self._launcher.scratch(bundle_of(cell)) / "weights")
+        return str(self._launcher.scratch(bundle_of(self._config.scheduler, cell)) / "weights")
 
     def route(self, cell: int) -> EngineRoute | None:
         """Where the engine of a cell is reached; None while it has no process."""
@@ -133,7 +133,9 @@ class Fleet:
         if started is None:
             return None
         scheduler = self._config.scheduler
-        capacity = scheduler.cell_capacity if cell >= 0 else scheduler.pool_capacity // scheduler.pool_engines
+        capacity = (
+            scheduler.cell_capacity if cell < scheduler.cells else scheduler.pool_capacity // scheduler.pool_engines
+        )
         return EngineRoute(cell=cell, address=started.connection.address, capacity=capacity)
 
     async def start_worker(self, worker: WorkerId) -> None:
@@ -151,7 +153,7 @@ class Fleet:
         self._workers[worker] = Started(worker, processes, connection, watch)
 
     async def _start_engine(self, cell: int, name: str, incarnation: int) -> list[Process]:
-        section, bundle, root = self._config.engine, bundle_of(cell), self.transport_root(cell)
+        section, bundle, root = self._config.engine, bundle_of(self._config.scheduler, cell), self.transport_root(cell)
         config = self._config.engine_config(cell, root, incarnation)
         devices, start_timeout_s = range(section.gpus), section.start_timeout_s
         sender_config = section.sender_config(root, self._config.transport)
@@ -174,7 +176,7 @@ class Fleet:
             config = self._config.trainer_config(cell, root, self._store, rank, incarnation)
             name_of_rank = f"{name}-rank{rank}" if rank else name
             started[rank] = await self._launch(
-                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, bundle_of(cell), [rank]
+                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, bundle_of(self._config.scheduler, cell), [rank]
             )
 
         try:
