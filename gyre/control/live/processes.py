@@ -219,7 +219,6 @@ class Fleet:
         process = waits[ended]
         return process.spec.name, f"process {process.spec.name} ended ({ended.result()}); see {process.log}"
 
-<<<<<<< HEAD
     def _service(self, name: str, entry: str, config: Callable[[], msgspec.Struct], protocol: type[Any]) -> Service:
         async def start(process_name: str) -> tuple[Process, Connection[Any]]:
             process = await self._launch(process_name, entry, config(), START_TIMEOUT_S)
