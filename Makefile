@@ -28,6 +28,7 @@ lint:
 	$(BIN)/ruff format --check gyre tests examples benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture gyre scripts/unused_allowed.py
 
 # A worker begins with an equal part of the tests in order, so that it loads most of its tokenizers and models alone.
 # Without bytecode, every worker and every process that a test starts would compile everything again.

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from gyre.platform import cpu
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row
-from gyre.training.config import ParallelConfig, Precision, TrainerConfig
+from gyre.training.config import ParallelConfig, Precision, TrainerConfig, TrainerSection
 from gyre.training.files import Files
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
@@ -121,7 +121,10 @@ class Bench:
         directory = str(self.root / "qwen3")
         self._model("qwen3", directory)
         rows = packed_tree.tree(paths=5, tokens=self.sizes.path, shared=0.7)
-        replicas = {share: Replica(directory, share_prefixes=share, precision=precision) for share in (True, False)}
+        replicas = {
+            share: Replica(directory, TrainerSection(share_prefixes=share, precision=precision))
+            for share in (True, False)
+        }
         for replica in replicas.values():
             replica.scatter(Files(directory))
         packs = {True: [rows], False: [[row] for row in rows]}
@@ -207,7 +210,7 @@ class Bench:
         return model.to(self.device)
 
     def _ours(self, directory: str, rows: list[Row], dtype: torch.dtype) -> Any:
-        replica = Replica(directory, precision="float32" if dtype == torch.float32 else "bfloat16")
+        replica = Replica(directory, TrainerSection(precision="float32" if dtype == torch.float32 else "bfloat16"))
         replica.scatter(Files(directory))
         replica.zero_gradients()
         logprobs = replica.forward(replica.pack(rows))

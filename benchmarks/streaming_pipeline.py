@@ -25,7 +25,7 @@ from stock_schedule import stock
 from transformers import Qwen3Config
 
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig
+from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
@@ -50,7 +50,7 @@ def make_packs(replica: Replica, count: int) -> list[ForwardBatch]:
 def streaming(replica: Replica, stage: Stage, packs: list[ForwardBatch]) -> None:
     pipeline: Pipeline[ForwardBatch] = Pipeline(stage, replica.forward)
     for pack in packs:
-        pipeline.train(pack, pack.tokens, torch.sum)
+        pipeline.train(pack, replica.travelling(pack), torch.sum)
     pipeline.drain()
 
 
@@ -59,7 +59,7 @@ def run(rank: int, options: argparse.Namespace, directory: str) -> None:
     store = dist.FileStore(f"{directory}/store", STAGES)
     layout = ParallelConfig(pipeline=STAGES)
     parallel.initialize(layout, rank, "cell", store)
-    replica = Replica(f"{directory}/model", layout)
+    replica = Replica(f"{directory}/model", TrainerSection(parallel=layout))
     torch.manual_seed(rank)
     with torch.no_grad():
         for parameter in replica.model.parameters():

@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--seeds", type=_count, default=8, help="for the error bars; default 8")
     plan.add_argument("--json", type=Path, metavar="OUT")
     plan.add_argument("--plot", type=Path, metavar="OUT", help="the Pareto front; a .png or .svg file")
+    plan.add_argument("--devices-per-host", type=_count, default=8, help="GPUs of a host; default 8")
+    plan.add_argument("--device-gib", type=_positive, metavar="GIB", help="refuse what such a GPU cannot hold")
+    plan.add_argument("--memory-json", type=Path, metavar="OUT", help="the bytes of each rank and host")
     plan.set_defaults(run=_plan)
 
     _add_simulate(commands.add_parser("simulate", help="the real controller under a virtual clock"))
@@ -197,6 +200,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from gyre.cli.memory import memory
     from gyre.control.live.config import RunConfig
     from gyre.core.config import load
     from gyre.simulation.planning.command import Request, plan
@@ -204,6 +208,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     config = load(arguments.config, arguments.overrides, RunConfig)
     request = Request(**{key: getattr(arguments, key) for key in Request.__struct_fields__})
     print(plan(config.scheduler, request, graders=config.evaluation.at_a_time))
+    print()
+    print(memory(config, arguments.devices_per_host, arguments.device_gib, arguments.memory_json))
     return 0
 
 

@@ -11,6 +11,7 @@ A grader fails when it runs out of time, dies of a signal, or leaves no well-for
 other exit code is ignored.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +22,15 @@ from gyre.evaluation.config import EvaluationSection, TestsSection
 from gyre.evaluation.limits import task_limits
 from gyre.evaluation.reward import InvalidReward, read_reward, reward_files
 from gyre.evaluation.settling import Grader
+from gyre.evaluation.tools import missing_tools
 from gyre.sandboxes import Mount, Sandbox, SandboxLimits, SandboxSpec
 from gyre.sandboxes.files import copy
 from gyre.tasks import Task
 
 SIGNALLED = 128
 """Exit codes above it are those of a command that died of a signal."""
+MOST_OUTPUT = 1 << 20
+"""Bytes of a grader's output that are looked at."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """The work directory is not where Python looks first: `import json` is not the policy's json.py."""
 GRADE = "chmod 700 /logs/verifier && exec /bin/bash /tests/test.sh"
@@ -70,6 +74,7 @@ class TaskTests(Grader):
         await sandbox.close(keep=False)
         try:
             await sandbox.start()
+            said = _size(log)
             before = await self._tests(task, sandbox, user)
             if work is not None:
                 await sandbox.restore(work.sandbox)
@@ -85,6 +90,8 @@ class TaskTests(Grader):
                 boot_timeout_s=limits.boot_timeout_s,
                 user=user,
             )
+            missing = missing_tools(await asyncio.to_thread(_written, log, said), self._evaluation.grader_tools)
+            flags = ["tools_missing"] if missing else []
             changed = await digest(root / "tests") != before
             if result.exceeded:
                 raise GraderFailed(f"tests/test.sh of {task.name} was ended: {result.exceeded}", "grader_killed")
@@ -94,7 +101,7 @@ class TaskTests(Grader):
                 )
             if result.exit_code is None or result.exit_code > SIGNALLED:
                 raise GraderFailed(f"tests/test.sh of {task.name} was killed ({result.exit_code})", "grader_killed")
-            return _verdict(spec.logs / "verifier", ["tests_changed"] if changed else [])
+            return _verdict(spec.logs / "verifier", [*flags, *(["tests_changed"] if changed else [])], missing)
         finally:
             await sandbox.close(keep=False)
 
@@ -108,11 +115,23 @@ class TaskTests(Grader):
         return await digest(tests)
 
 
-def _verdict(verifier: Path, flags: list[str]) -> Verdict:
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _written(log: Path, begin: int) -> str:
+    """What was appended to a log since, as far as MOST_OUTPUT."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read(MOST_OUTPUT).decode(errors="replace")
+
+
+def _verdict(verifier: Path, flags: list[str], missing: list[str]) -> Verdict:
     try:
         score, detail = read_reward(verifier)
     except InvalidReward as error:
-        raise GraderFailed(str(error), "no_reward") from None
+        raise GraderFailed(str(error), "no_reward", *flags) from None
     if len(reward_files(verifier)) > 1:
         flags = [*flags, "several_reward_files"]
-    return Verdict(score=score, detail=detail, flags=flags)
+    lacks = f"its output says that it lacks {', '.join(missing)}" if missing else ""
+    return Verdict(score=score, detail=detail, flags=flags, error=lacks)

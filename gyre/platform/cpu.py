@@ -10,6 +10,7 @@ tests/platform/test_cpu.py).
 
 import contextlib
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -76,6 +77,25 @@ def _for_cpu(decorator: Any) -> Any:
 
 def _not_compiled(function: Any = None, **_: Any) -> Any:
     return function if function is not None else _not_compiled
+
+
+@contextlib.contextmanager
+def named_as_on_cuda() -> Iterator[None]:
+    """While Megatron builds its optimizer, which asks tensors for names of CUDA types. Changes nothing with CUDA."""
+    if not _installed:
+        yield
+        return
+    original = torch.Tensor.type
+
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+
+    torch.Tensor.type = named  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.type = original  # type: ignore[method-assign]
 
 
 class _Stream:

@@ -157,7 +157,7 @@ class Execution:
                     await self._clock.sleep(section.retry_s * 2 ** (attempt - 1))
             async with self._place(evaluator):
                 assessment = taken(await evaluator.assess(work, task, limits, log))
-            if assessment.valid:
+            if assessment.valid or assessment.fault == "task":
                 return assessment
         with self._budget.paused():
             async with self._place(evaluator):

@@ -124,4 +124,5 @@ def designate(
         calls=calls,
         grading_s=sum(assessment.seconds for assessment in assessments),
         waited_s=waited_s,
+        quarantine="" if chosen else next((each.error for each in assessments if each.fault == "task"), ""),
     )

@@ -10,7 +10,12 @@ from gyre.training.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
 
 Precision = Literal["float32", "bfloat16"]
-"""Of matrix products and attention. Parameters, gradients, optimizer state and everything published are fp32."""
+"""Of parameters, matrix products and what is published. With bfloat16 the core has fp32 masters of the parameters.
+Gradients, optimizer state, norms, routers and log-probabilities are fp32 always."""
+
+Activations = Literal["keep", "recompute", "offload"]
+"""What of a forward pass waits for the backward pass: everything; each layer's input, from which the layer is computed
+again; or that input in host memory."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +86,10 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of matrices; norms and biases do not decay."""
     clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Global gradient norm above which the gradient is scaled down."""
+    shard: bool = False
+    """Ranks of the core that hold the same parameters share out their optimizer state (ZeRO-1)."""
+    offload: bool = False
+    """Optimizer state waits in host memory between updates."""
 
 
 class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +97,9 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     parallel: ParallelConfig = ParallelConfig()
     precision: Precision = "float32"
+    activations: Activations = "keep"
+    logprob_chunk: Positive = 1024
+    """Targets whose logits exist at one time; more are processed chunk by chunk and recomputed in the backward pass."""
     share_prefixes: bool = True
     """Packed-tree training: rows of one pack that begin alike compute the common part once. False: every row is
     computed whole, and counts whole in `admission.micro_step_tokens`."""

@@ -61,26 +61,25 @@ class MegatronTrainer:
         parallel.initialize(config.section.parallel, config.rank, name, store)
         self._replica = Replica(
             config.model_dir,
-            config.section.parallel,
+            config.section,
             config.temperature,
-            config.section.share_prefixes,
-            config.section.precision,
-            config.section.replay_routing,
+            sharded=self._core and config.section.optimizer.shard,
         )
         self._adam = Adam(self._replica, config.section.optimizer) if self._core else None
         model = self._replica.model
         self._groups = PrefixGroups(
             store, config.cell, config.rank, config.host, model.device, config.section.group_timeout_s
         )
-        stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
+        stage = Stage(parallel.pipeline_group(), model.config.hidden_size, self._replica.dtype, model.device)
         self._pipeline = Pipeline(stage, self._replica.forward)
         self._writer = checkpoint.Writer()
         self.version = 0 if self._core else -1
         """Policy version of the parameters; −1 before a satellite's first join."""
         self.phase = Phase.AWAKE
-        if self._core:
+        if self._adam is not None:
             with checkpoint.reading(f"{config.model_dir}/model*.safetensors"):
                 self._replica.scatter(Files(config.model_dir))
+                self._adam.take_parameters()
         self._release()
 
     def wake(self) -> None:

@@ -75,3 +75,22 @@ async def test_executions_without_the_policy_count_as_nothing_works() -> None:
     await live.run(TICKET, lambda: None)
     with pytest.raises(GyreError, match="did no work at all, g0-0 because no engine"):
         await live.run(TICKET, lambda: None)
+
+
+async def test_a_task_whose_grader_is_broken_is_not_launched_again() -> None:
+    broken = Outcome(
+        execution_id="g0-0", validity=Validity.UNRESOLVED, reward=0.0, cause="completed", quarantine="it lacks pytest"
+    )
+    live = executions(Validity.VALID)
+    live._most_idle = 3
+    live._runner.outcome = AsyncMock(return_value=SimpleNamespace(outcome=broken))  # type: ignore[method-assign]
+    await live.run(TICKET, lambda: None)
+    again = await live.run(TICKET, lambda: None)
+    assert (again.validity, again.cause, again.message) == (
+        "unresolved",
+        "quarantined",
+        "not launched: it lacks pytest",
+    )
+    assert live._proxy.open_session.await_count == 1  # type: ignore[attr-defined]
+    with pytest.raises(GyreError, match="did no work at all, g0-0 because not launched: it lacks pytest"):
+        await live.run(TICKET, lambda: None)

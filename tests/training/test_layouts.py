@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from training_cases import rank_processes
 
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig
+from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.files import Files
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import ForwardBatch
@@ -71,7 +71,7 @@ def packs_of_rows(seed: int) -> list[list[Row]]:
 
 def evaluate(layout: ParallelConfig, model: Path) -> dict[str, Any]:
     """Replicas share out the packs; what they computed comes together in the gradient."""
-    replica = Replica(str(model), layout)
+    replica = Replica(str(model), TrainerSection(parallel=layout))
     replica.scatter(Files(str(model)))
     replica.zero_gradients()
     stage = Stage(parallel.pipeline_group(), replica.model.config.hidden_size, torch.float32, replica.model.device)

@@ -12,9 +12,8 @@ from training_cases import hf_logprobs, logprobs, make_model
 
 from gyre.core.errors import ConfigError, WeightsUnavailable
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig
+from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.files import Files
-from gyre.training.megatron import model as megatron_model
 from gyre.training.megatron import parallel
 from gyre.training.megatron.replica import Replica
 from gyre.transport import experts
@@ -99,19 +98,24 @@ def test_temperature_divides_logits(model_dir: str, hf_model) -> None:
     assert torch.allclose(ours, expected, atol=1e-5)
 
 
-def test_logits_in_chunks_change_nothing(model_dir: str, hf_model, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = Replica(model_dir)
-    replica.scatter(hf_model.state_dict())
+def test_logits_in_chunks_and_layers_computed_again_change_nothing(model_dir: str, hf_model) -> None:
     rows = [every_token(ids) for ids in random_ids(5, 50, 20)]
     results = []
-    for chunk in (megatron_model.LOGIT_CHUNK, 7 * 256):
-        monkeypatch.setattr(megatron_model, "LOGIT_CHUNK", chunk)
+    for section in (
+        TrainerSection(),
+        TrainerSection(logprob_chunk=7),
+        TrainerSection(activations="recompute"),
+        TrainerSection(activations="offload"),
+    ):
+        replica = Replica(model_dir, section)
+        replica.scatter(hf_model.state_dict())
         replica.zero_gradients()
         values = torch.cat(logprobs(replica, rows))
         values.sum().backward()
         results.append((values.detach(), replica.snapshot_gradients()[0]))
-    assert torch.allclose(results[0][0], results[1][0], atol=1e-6)
-    assert torch.allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-5)
+    for values, gradient in results[1:]:
+        assert torch.allclose(values, results[0][0], atol=1e-6)
+        assert torch.allclose(gradient, results[0][1], rtol=1e-4, atol=1e-5)
 
 
 def test_missing_or_misshapen_weights_are_named(model_dir: str, hf_model) -> None:
@@ -148,17 +152,18 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-moe"])
-def test_bfloat16_products_stay_near_fp32_and_keep_everything_else_in_fp32(name: str, tmp_path: Path) -> None:
+def test_bfloat16_stays_near_fp32_and_keeps_gradients_and_logprobs_in_fp32(name: str, tmp_path: Path) -> None:
     make_model(name, tmp_path)
     rows = [every_token(ids) for ids in random_ids(6, 60, 45)]
     seen = []
     for precision in ("float32", "bfloat16"):
-        replica = Replica(str(tmp_path), precision=precision)
+        replica = Replica(str(tmp_path), TrainerSection(precision=precision))
         replica.scatter(Files(str(tmp_path)))
         replica.zero_gradients()
         values = torch.cat(logprobs(replica, rows))
         values.sum().backward()
-        assert {t.dtype for t in (values, *replica.parameters.values(), *replica.gradients)} == {torch.float32}
+        assert {t.dtype for t in (values, *replica.gradients)} == {torch.float32}
+        assert {t.dtype for t in replica.parameters.values()} == {getattr(torch, precision)}
         seen.append((values.detach(), replica.snapshot_gradients()[0]))
     (exact, gradient), (rounded, rounded_gradient) = seen
     assert 1e-4 < float((exact - rounded).abs().mean()) < 0.05

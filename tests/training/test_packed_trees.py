@@ -152,7 +152,7 @@ def test_gradients_equal_separate_rows_in_fp64(cell, model_dir: str, hf_model, s
     rows = [row for row in tree_rows(seed + 5, branches=3, depth=4, longest=70) if row.targets]
     assert len(rows) >= 3
     weights = [torch.randn(len(row.targets), generator=torch.Generator().manual_seed(i)) for i, row in enumerate(rows)]
-    replica = Replica(model_dir, share_prefixes=True)
+    replica = Replica(model_dir)
     replica.scatter(hf_model.state_dict())
     replica.zero_gradients()
     seen: list[int] = []

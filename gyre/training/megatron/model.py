@@ -6,6 +6,7 @@ checkpoint or from the core (`weights.py`). With several tensor-parallel ranks e
 split by tokens (sequence parallelism).
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.autograd.graph import save_on_cpu
 from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, DeepseekV3Config
 
 from gyre.core.errors import ConfigError
 from gyre.training.architecture import Architecture, Layer
-from gyre.training.config import ParallelConfig, stages_of
+from gyre.training.config import ParallelConfig, TrainerSection, stages_of
 from gyre.training.families import read_architecture
 from gyre.training.megatron.attention import GroupedAttention, LatentAttention
 from gyre.training.megatron.delta import GatedDeltaNet
@@ -37,10 +39,6 @@ from gyre.training.megatron.inputs import LayerInputs
 from gyre.training.megatron.moe import ReplayRouter, moe_settings, moe_spec
 from gyre.training.megatron.norm import Norm
 from gyre.training.megatron.rotary import Rotary, score_scale
-
-LOGIT_CHUNK = 2**25
-"""Logits that exist at one time (128 MiB in fp32); more targets are processed chunk by chunk and recomputed in the
-backward pass."""
 
 _MIXERS = {"attention": GroupedAttention, "latent": LatentAttention, "delta": GatedDeltaNet}
 
@@ -62,14 +60,14 @@ def read_config(model_dir: str) -> tuple[Architecture, Any]:
 def build_model(
     architecture: Architecture,
     hf: Any,
-    layout: ParallelConfig,
+    section: TrainerSection = TrainerSection(),
     temperature: float = 1.0,
-    dtype: torch.dtype = torch.float32,
 ) -> "PolicyModel":
     """The pipeline stage of this rank. `parallel.initialize` must have run. Raises ConfigError for a layout that the
     model's sizes do not allow."""
     try:
-        return PolicyModel(_transformer_config(architecture, hf, layout, dtype), hf, temperature)
+        dtype = torch.bfloat16 if section.precision == "bfloat16" else torch.float32
+        return PolicyModel(_transformer_config(architecture, hf, section.parallel, dtype), hf, section, temperature)
     except ValueError as error:
         raise ConfigError(f"[trainer.parallel] does not go with this {architecture.family} model: {error}") from error
 
@@ -134,7 +132,7 @@ def _stage_layout(stages: list[int]) -> list[list[str]]:
 class PolicyModel(GPTModel):  # type: ignore[misc]
     """One pipeline stage of the policy."""
 
-    def __init__(self, config: PolicyConfig, hf: Any, temperature: float) -> None:
+    def __init__(self, config: PolicyConfig, hf: Any, section: TrainerSection, temperature: float) -> None:
         architecture = config.architecture
         assert architecture is not None
         super().__init__(
@@ -149,6 +147,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         )
         self.architecture = architecture
         self.temperature = temperature
+        self._activations = section.activations
+        self._chunk = section.logprob_chunk
         self._rotary = Rotary(hf, architecture, self.device)
         if self.post_process:
             # Predictors are picked out of gathered hidden states: the product takes whole ones.
@@ -175,10 +175,9 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         if self.pre_process:
             hidden = self._embed(pack.ids_T[inputs.context.index_C])
         for layer in self.decoder.layers:
-            hidden = self._run(layer, hidden, inputs)
+            hidden = self._kept(layer, hidden, inputs)
         if not self.post_process:
-            # A layer's output has the precision of its products; between stages everything is fp32.
-            return hidden.float()
+            return hidden
         hidden = self.decoder.final_layernorm(hidden)
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
@@ -195,6 +194,18 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         embedded: torch.Tensor = self.embedding.word_embeddings(ids_C[None])
         return embedded if self.config.sequence_parallel else embedded.transpose(0, 1).contiguous()
 
+    def _kept(self, layer: Any, hidden: torch.Tensor, inputs: LayerInputs) -> torch.Tensor:
+        """A layer, and what of it waits for the backward pass."""
+        if self._activations == "keep" or not torch.is_grad_enabled():
+            return self._run(layer, hidden, inputs)
+        where = save_on_cpu(pin_memory=True) if self._activations == "offload" and hidden.is_cuda else nullcontext()
+        with where:
+            # No layer draws random numbers.
+            output: torch.Tensor = checkpoint(
+                self._run, layer, hidden, inputs, use_reentrant=False, preserve_rng_state=False
+            )
+        return output
+
     def _run(self, layer: Any, hidden: torch.Tensor, inputs: LayerInputs) -> torch.Tensor:
         router = getattr(layer.mlp, "router", None)
         if isinstance(router, ReplayRouter):
@@ -203,17 +214,17 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         return output  # type: ignore[no-any-return]
 
     def _logprobs(self, hidden_U: torch.Tensor, targets_U: torch.Tensor) -> torch.Tensor:
-        size = max(1, LOGIT_CHUNK // self.vocab_size)
-        if len(targets_U) <= size:
+        if len(targets_U) <= self._chunk:
             return self._chunk_logprobs(hidden_U, targets_U)
-        chunks = zip(torch.split(hidden_U, size), torch.split(targets_U, size), strict=True)
+        chunks = zip(torch.split(hidden_U, self._chunk), torch.split(targets_U, self._chunk), strict=True)
         return torch.cat([checkpoint(self._chunk_logprobs, h, t, use_reentrant=False) for h, t in chunks])
 
     def _chunk_logprobs(self, hidden_U: torch.Tensor, targets_U: torch.Tensor) -> torch.Tensor:
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         logits, _ = self.output_layer(hidden_U, weight=weight)
+        logits = logits.float()
         if self.temperature != 1.0:
-            logits = logits.float() / self.temperature
+            logits = logits / self.temperature
         losses: torch.Tensor = vocab_parallel_cross_entropy(logits, targets_U[:, None])
         return -losses[:, 0]
 

@@ -69,12 +69,6 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]
             self.register_buffer("correction", torch.empty(experts.count, dtype=torch.float32, device=device))
         self._experts = experts
 
-    def gating(self, input: torch.Tensor) -> torch.Tensor:
-        # In fp32 whatever the precision: rounding here sends tokens to other experts.
-        with torch.autocast(input.device.type, enabled=False):
-            logits: torch.Tensor = super().gating(input)
-        return logits
-
     def routing(self, logits: torch.Tensor, **_: Any) -> Any:
         experts = self._experts
         return topk_routing_with_score_function(
@@ -130,10 +124,8 @@ class GroupedExperts(torch.nn.Module):
 
 
 def _products(inputs_N: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """inputs [N, in] times each pair's expert of weights [experts, in, out], in the precision of the forward pass."""
-    kind = inputs_N.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weights.dtype
-    return grouped_mm(inputs_N.to(dtype), weights.to(dtype), offs=ends)
+    """inputs [N, in] times each pair's expert of weights [experts, in, out]."""
+    return grouped_mm(inputs_N.to(weights.dtype), weights, offs=ends)
 
 
 def _clamped(gate_up_N: torch.Tensor, gain: float, limit: float) -> torch.Tensor:
@@ -163,6 +155,7 @@ def moe_settings(experts: Experts, expert_parallel: int) -> dict[str, Any]:
         "moe_router_topk": experts.chosen,
         # Only to satisfy Megatron's checks: the router's own fields are in `ReplayRouter`.
         "moe_router_pre_softmax": True,
+        # Whatever the precision: rounding in the router sends tokens to other experts.
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_token_dispatcher_type": "alltoall",

@@ -8,7 +8,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 
 from gyre.core.errors import ConfigError, InvariantViolation
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig, Precision
+from gyre.training.config import TrainerSection
 from gyre.training.files import experts_apart
 from gyre.training.megatron import weights
 from gyre.training.megatron.forward_batch import ForwardBatch, pack_rows, padding
@@ -22,27 +22,27 @@ class Replica:
     def __init__(
         self,
         model_dir: str,
-        layout: ParallelConfig = ParallelConfig(),
+        section: TrainerSection = TrainerSection(),
         temperature: float = 1.0,
-        share_prefixes: bool = True,
-        precision: Precision = "float32",
-        replay_routing: bool = False,
+        sharded: bool = False,
     ) -> None:
-        """Raises ConfigError for a model that cannot be trained so."""
+        """`sharded`: its optimizer shares out state among ranks. Raises ConfigError for a model that cannot be trained
+        so."""
         architecture, hf = read_config(model_dir)
-        self.model = build_model(architecture, hf, layout, temperature)
+        self.model = build_model(architecture, hf, section, temperature)
+        self.dtype: torch.dtype = self.model.config.params_dtype
         self.model.experts_apart = experts_apart(model_dir, architecture)
         experts = architecture.experts
         self._routing = None
-        if replay_routing:
+        if section.replay_routing:
             if experts is None:
                 raise ConfigError(f"trainer.replay_routing = true, but {model_dir} has no experts; set it to false")
             self._routing = (len(architecture.sparse_layers), experts.chosen, experts.count)
-        self._multiple = layout.tensor * layout.context
+        self._multiple = section.parallel.tensor * section.parallel.context
         weights.mark_shards(self.model)
         self.ddp = DistributedDataParallel(
             self.model.config,
-            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
+            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=sharded),
             self.model,
         )
         self.parameters: dict[str, torch.Tensor] = dict(self.model.named_parameters())
@@ -52,8 +52,7 @@ class Replica:
             if not rule.learned
         }
         """What the model has and does not train."""
-        self._share_prefixes = share_prefixes
-        self._bfloat16 = precision == "bfloat16"
+        self._share_prefixes = section.share_prefixes
         self._offload = HostOffload()
 
     @property
@@ -78,8 +77,7 @@ class Replica:
         after the first take the activations of the one before."""
         if activation is not None:
             self.model.set_input_tensor(activation)
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._bfloat16):
-            output: torch.Tensor = self.ddp(pack)
+        output: torch.Tensor = self.ddp(pack)
         return output
 
     def zero_gradients(self) -> None:
@@ -120,8 +118,13 @@ class Replica:
         if self._offload.released:
             raise InvariantViolation("the replica is already asleep")
         self._offload.release(self.gradients, keep=False)
-        self._offload.release(self.parameters.values(), keep=keep_parameters)
+        self._offload.release(self._parameter_storages(), keep=keep_parameters)
         self._offload.release(optimizer_state, keep=True)
+
+    def _parameter_storages(self) -> Sequence[torch.Tensor]:
+        """Tensors that have the parameters' storages, each once: a sharding optimizer lays them out in flat buffers."""
+        buffers = [buffer.param_data for buffer in self.ddp.buffers + self.ddp.expert_parallel_buffers]
+        return list(self.parameters.values()) if None in buffers else buffers
 
     def wake(self) -> None:
         self._offload.restore()
