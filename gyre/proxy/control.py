@@ -100,8 +100,8 @@ class Proxy:
         self._services.router.set_routes(self._log.routes())
         for session, workers in open_ones:
             found = await asyncio.to_thread(records, session.execution_id)
-            exchanges = await asyncio.to_thread(self._log.exchanges, session.execution_id)
-            session.restore(found, exchanges, workers)
+            calls = await asyncio.to_thread(self._log.calls, session.execution_id)
+            session.restore(found, calls, workers)
         if open_ones:
             log.info("took over %d sessions", len(open_ones))
 

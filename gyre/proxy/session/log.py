@@ -2,7 +2,7 @@
 
 Records hold tokens. A session needs more to serve its next call: who may enter, the messages of its calls, which
 answers were delivered, and where calls go. All that is in a SQLite file of the worker, which only its owner may read,
-since it holds keys. An exchange is written before its record: without a record it counts for nothing.
+since it holds keys. An logged is written before its record: without a record it counts for nothing.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.chat.conversation import Tool
-from gyre.core.errors import ConfigError
+from gyre.core.errors import ConfigError, GyreError
 from gyre.core.records import SessionAccess
 from gyre.proxy.base import EngineRoute, SessionSpec, SessionSummary
 from gyre.proxy.dialects.base import TurnHead, Usage
@@ -24,14 +24,14 @@ from gyre.trajectory.history import TurnEntry
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     execution_id TEXT PRIMARY KEY, spec TEXT NOT NULL, access TEXT NOT NULL, workers INTEGER NOT NULL, summary TEXT);
-CREATE TABLE IF NOT EXISTS exchanges (
+CREATE TABLE IF NOT EXISTS calls (
     execution_id TEXT NOT NULL, seq INTEGER NOT NULL, payload TEXT NOT NULL, PRIMARY KEY (execution_id, seq));
 CREATE TABLE IF NOT EXISTS tools (digest TEXT PRIMARY KEY, payload TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS routes (id INTEGER PRIMARY KEY CHECK (id = 0), payload TEXT NOT NULL);
 """
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded call beyond its record."""
 
     turn: TurnEntry
@@ -43,7 +43,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     system: str = ""
     """The system prompt of the execution's main agent, when this call was the first to show it."""
     delivered: list[str] = []
-    """Calls whose answers were delivered since the exchange before."""
+    """Calls whose answers were delivered since the logged before."""
 
 
 class LoggedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +56,15 @@ class LoggedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TOOLS = msgspec.json.Decoder(tuple[Tool, ...])
-_EXCHANGE = msgspec.json.Decoder(Exchange)
+_CALL = msgspec.json.Decoder(LoggedCall)
 
 
 class SessionLog:
-    """Calls are synchronous and short; threads may share it. Raises ConfigError when the file cannot be used."""
+    """Calls are synchronous and short; threads may share it. Raises ConfigError when the file cannot be used; every
+    write raises GyreError when it fails."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._known_tools: set[str] = set()
         try:
@@ -88,23 +90,23 @@ class SessionLog:
         self._write("UPDATE sessions SET workers = workers + 1 WHERE execution_id = ?", execution_id)
 
     def closed(self, summary: SessionSummary) -> None:
-        """Its exchanges are of no use any more."""
+        """Its calls are of no use any more."""
         text = msgspec.json.encode(summary).decode()
         self._write("UPDATE sessions SET summary = ? WHERE execution_id = ?", text, summary.execution_id)
-        self._write("DELETE FROM exchanges WHERE execution_id = ?", summary.execution_id)
+        self._write("DELETE FROM calls WHERE execution_id = ?", summary.execution_id)
 
     def routes_set(self, routes: Iterable[EngineRoute]) -> None:
         self._write("INSERT OR REPLACE INTO routes VALUES (0, ?)", msgspec.json.encode(list(routes)).decode())
 
-    def add(self, execution_id: str, exchange: Exchange) -> None:
-        payload = msgspec.json.encode(exchange.turn.tools)
+    def add(self, execution_id: str, logged: LoggedCall) -> None:
+        payload = msgspec.json.encode(logged.turn.tools)
         digest = blake2b(payload, digest_size=16).hexdigest()
         if digest not in self._known_tools:
             self._write("INSERT OR IGNORE INTO tools VALUES (?, ?)", digest, payload.decode())
             self._known_tools.add(digest)
-        turn = msgspec.structs.replace(exchange.turn, tools=())
-        text = msgspec.json.encode(msgspec.structs.replace(exchange, turn=turn, tools=digest)).decode()
-        self._write("INSERT INTO exchanges VALUES (?, ?, ?)", execution_id, exchange.turn.seq, text)
+        turn = msgspec.structs.replace(logged.turn, tools=())
+        text = msgspec.json.encode(msgspec.structs.replace(logged, turn=turn, tools=digest)).decode()
+        self._write("INSERT OR REPLACE INTO calls VALUES (?, ?, ?)", execution_id, logged.turn.seq, text)
 
     def sessions(self) -> list[LoggedSession]:
         found = self._read("SELECT spec, access, workers, summary FROM sessions ORDER BY rowid")
@@ -112,19 +114,19 @@ class SessionLog:
             LoggedSession(
                 spec=msgspec.json.decode(spec, type=SessionSpec),
                 access=msgspec.json.decode(access, type=SessionAccess),
-                workers=workers,
+                workers=int(workers),
                 summary=None if summary is None else msgspec.json.decode(summary, type=SessionSummary),
             )
             for spec, access, workers, summary in found
         ]
 
-    def exchanges(self, execution_id: str) -> list[Exchange]:
+    def calls(self, execution_id: str) -> list[LoggedCall]:
         tools = {digest: _TOOLS.decode(payload) for digest, payload in self._read("SELECT digest, payload FROM tools")}
-        rows = self._read("SELECT payload FROM exchanges WHERE execution_id = ? ORDER BY seq", execution_id)
-        read = [_EXCHANGE.decode(payload) for (payload,) in rows]
+        rows = self._read("SELECT payload FROM calls WHERE execution_id = ? ORDER BY seq", execution_id)
+        read = [_CALL.decode(payload) for (payload,) in rows]
         return [
-            msgspec.structs.replace(exchange, turn=msgspec.structs.replace(exchange.turn, tools=tools[exchange.tools]))
-            for exchange in read
+            msgspec.structs.replace(logged, turn=msgspec.structs.replace(logged.turn, tools=tools[logged.tools]))
+            for logged in read
         ]
 
     def routes(self) -> list[EngineRoute]:
@@ -135,8 +137,11 @@ class SessionLog:
         self._connection.close()
 
     def _write(self, statement: str, *values: str | int) -> None:
-        with self._lock:
-            self._connection.execute(statement, values)
+        try:
+            with self._lock:
+                self._connection.execute(statement, values)
+        except sqlite3.Error as error:
+            raise GyreError(f"The proxy cannot write {self._path}: {error}.") from error
 
     def _read(self, statement: str, *values: str) -> list[tuple[str, ...]]:
         with self._lock:

@@ -26,7 +26,7 @@ from gyre.proxy.errors import CallError, ContextOverflow, Fault
 from gyre.proxy.session.call import Asked, ModelCall
 from gyre.proxy.session.generation import Generation
 from gyre.proxy.session.intake import Intake
-from gyre.proxy.session.log import Exchange
+from gyre.proxy.session.log import LoggedCall
 from gyre.proxy.session.repeats import Repeats, asked
 from gyre.proxy.session.role_facts import call_facts, system_text
 from gyre.proxy.session.service import Service
@@ -222,28 +222,28 @@ class Session:
     async def ready(self) -> None:
         await self._ready.wait()
 
-    def restore(self, records: list[CallRecord], exchanges: list[Exchange], workers: int) -> None:
+    def restore(self, records: list[CallRecord], calls: list[LoggedCall], workers: int) -> None:
         """Takes the session over from a worker that is gone: its `records`, what it wrote down of them, and how many
         `workers` serve the session with this one. Calls that ran there are lost; their harnesses ask again. What was
         recorded and maybe never delivered waits for its retry. Raises InvariantViolation when the records form no tree.
         """
         self.tree = TrajectoryTree.restored(
-            self.execution_id, self._services.renderer, records, [exchange.turn for exchange in exchanges]
+            self.execution_id, self._services.renderer, records, [logged.turn for logged in calls]
         )
         # Calls of the lost worker that were not recorded have ids that harnesses may have seen.
         self._tag = f"{self._tag}-{workers}"
-        delivered = {call_id for exchange in exchanges for call_id in exchange.delivered}
+        delivered = {call_id for logged in calls for call_id in logged.delivered}
         for record in records:
             self._note(record)
-        for exchange in exchanges:
-            if exchange.turn.call_id in self.tree and exchange.turn.emitted is not None:
-                record = self.tree.record(exchange.turn.call_id)
-                call = ModelCall(exchange.head, exchange.asked)
-                _emit_whole(call, exchange.turn.emitted, record.finish, exchange.usage)
+        for logged in calls:
+            if logged.turn.call_id in self.tree and logged.turn.emitted is not None:
+                record = self.tree.record(logged.turn.call_id)
+                call = ModelCall(logged.head, logged.asked)
+                _emit_whole(call, logged.turn.emitted, record.finish, logged.usage)
                 call.delivered = call.head.id in delivered or self.tree.echoed(call.head.id)
                 self._repeats.add(call)
-                self._learn(record, exchange.turn.emitted, exchange.system)
-                self._service.answered(exchange.asked, record.finish)
+                self._learn(record, logged.turn.emitted, logged.system)
+                self._service.answered(logged.asked, record.finish)
         if records:
             self._services.router.settle(self.execution_id, records[-1].cells)
         self._ready.set()
@@ -284,7 +284,7 @@ class Session:
             tell=turns.append,
         )
         self._note(record)
-        exchange = Exchange(
+        logged = LoggedCall(
             turn=turns[0],
             asked=call.asked,
             head=call.head,
@@ -293,7 +293,7 @@ class Session:
             delivered=self._repeats.newly_delivered(),
         )
         try:
-            await self._services.sink.put(record, exchange)
+            await self._services.sink.put(record, logged)
         except BaseException:
             # Later records would refer to one that nobody can read.
             self.closed = True
