@@ -51,5 +51,8 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     proxy: ProxySection = ProxySection()
     replay_routing: bool = False
     """Records hold the experts that the engines chose; the engines must have been started to tell them."""
+    sessions: str = ""
+    """File in which the worker keeps what its sessions need beyond the records. A worker that is started with the file
+    of one that is gone takes its sessions over. "": ends with the worker."""
     sockets: str
     """Directory of unix sockets, one for each session, for sandboxes. "" opens none."""

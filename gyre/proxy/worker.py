@@ -18,6 +18,7 @@ from gyre.proxy.http.server import listeners, serve_http, use_all_files
 from gyre.proxy.http.sockets import SessionSockets
 from gyre.proxy.router.router import Router, RouterLimits
 from gyre.proxy.session.intake import IntakeBounds
+from gyre.proxy.session.log import SessionLog
 from gyre.proxy.session.services import CallBounds, Services, StoreSink
 from gyre.proxy.session.tokenizer import load_tokenizer
 from gyre.rpc import connect
@@ -36,7 +37,9 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
         handoff_s=section.handoff_timeout_s,
     )
     router = Router(lambda address: connect(Engine, address, context.secret), limits)
-    sink = StoreSink(RunDir.open(Path(config.run_dir)).open_store())
+    store = RunDir.open(Path(config.run_dir)).open_store()
+    sessions = SessionLog(Path(config.sessions)) if config.sessions else None
+    sink = StoreSink(store, sessions)
     services = Services(
         renderer=renderer,
         router=router,
@@ -61,8 +64,10 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
                 if config.sockets
                 else None
             )
-            proxy = Proxy(services, registry, cache(load_profile), sockets)
+            proxy = Proxy(services, registry, cache(load_profile), sockets, sessions)
             try:
+                if sessions is not None:
+                    await proxy.restore(store.records)
                 async with serving_rpc(proxy, ProxyControl, context):
                     await asyncio.Event().wait()
             finally:
@@ -72,3 +77,5 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
     finally:
         await router.close()
         sink.close()
+        if sessions is not None:
+            sessions.close()

@@ -24,6 +24,7 @@ from gyre.proxy.dialects.base import TurnEnd
 from gyre.proxy.errors import CallError
 from gyre.proxy.router.router import Router, RouterLimits
 from gyre.proxy.session.intake import IntakeBounds
+from gyre.proxy.session.log import LoggedCall
 from gyre.proxy.session.services import CallBounds, Services
 from gyre.proxy.session.session import Session
 from gyre.proxy.session.tokenizer import load_tokenizer
@@ -101,7 +102,7 @@ class _Sink:
     def __init__(self) -> None:
         self.records: list[CallRecord] = []
 
-    async def put(self, record: CallRecord) -> None:
+    async def put(self, record: CallRecord, logged: LoggedCall) -> None:  # noqa: ARG002
         self.records.append(record)
 
 

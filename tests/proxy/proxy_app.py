@@ -22,6 +22,7 @@ from gyre.proxy.http.routes import SessionRegistry, create_app
 from gyre.proxy.http.server import bind, serve_http
 from gyre.proxy.router.router import Router, RouterLimits
 from gyre.proxy.session.intake import IntakeBounds
+from gyre.proxy.session.log import LoggedCall
 from gyre.proxy.session.services import CallBounds, Services
 from gyre.proxy.session.session import Session
 from gyre.proxy.session.tokenizer import PolicyTokenizer
@@ -31,13 +32,15 @@ from gyre.trajectory.roles import RoleMarkers
 class MemorySink:
     def __init__(self) -> None:
         self.records: list[CallRecord] = []
+        self.calls: list[LoggedCall] = []
         self.fail: Exception | None = None
         self.on_put: Callable[[], object] = lambda: None
 
-    async def put(self, record: CallRecord) -> None:
+    async def put(self, record: CallRecord, logged: LoggedCall) -> None:
         if self.fail is not None:
             raise self.fail
         self.records.append(record)
+        self.calls.append(logged)
         self.on_put()
 
 

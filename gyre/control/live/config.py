@@ -135,7 +135,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             no_engine_s=recovery.no_engine_s,
         )
 
-    def proxy_config(self, run_dir: RunDir, sockets: str) -> ProxyConfig:
+    def proxy_config(self, run_dir: RunDir, sockets: str, sessions: str) -> ProxyConfig:
         return ProxyConfig(
             run_dir=str(run_dir.root),
             policy=self.policy,
@@ -143,6 +143,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             proxy=self.proxy,
             replay_routing=self.trainer.replay_routing,
             sockets=sockets,
+            sessions=sessions,
         )
 
     def runner_config(self, run_dir: RunDir) -> RunnerConfig:

@@ -22,6 +22,7 @@ async def read_request(
     request: Request, session: Session, dialect: Dialect, max_body_bytes: int, timeout_s: float
 ) -> WireRequest:
     """Raises CallError."""
+    await session.ready()
     with session.intake.arriving() as arrival:
         body = await _body(request, arrival, max_body_bytes, timeout_s)
         async with session.intake.reading(len(body)):

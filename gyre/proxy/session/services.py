@@ -13,37 +13,41 @@ from gyre.core.records import CallRecord
 from gyre.engines.base import Sampling
 from gyre.proxy.router.router import Router
 from gyre.proxy.session.intake import IntakeBounds
+from gyre.proxy.session.log import LoggedCall, SessionLog
 from gyre.store import RunStore
 
 
 class RecordSink(Protocol):
-    async def put(self, record: CallRecord) -> None:
-        """When it returns, the record survives the death of this process."""
+    async def put(self, record: CallRecord, logged: LoggedCall) -> None:
+        """When it returns, both survive the death of this process."""
         ...
 
 
 class StoreSink:
-    """Writes records to the run database from one thread, so that no session waits for another's disk.
+    """Writes calls and records from one thread, so that no session waits for another's disk.
 
     After a failed write, no later record of that execution is written: it may continue the lost one, and a tree with a
     missing node cannot be read."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunStore, sessions: SessionLog | None = None) -> None:
         self._store = store
+        self._sessions = sessions
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
         self._incomplete: set[str] = set()
 
-    async def put(self, record: CallRecord) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._put, record)
+    async def put(self, record: CallRecord, logged: LoggedCall) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._put, record, logged)
 
     def close(self) -> None:
         self._thread.shutdown()
         self._store.close()
 
-    def _put(self, record: CallRecord) -> None:
+    def _put(self, record: CallRecord, logged: LoggedCall) -> None:
         if record.execution_id in self._incomplete:
             raise GyreError(f"A record of {record.execution_id} could not be written; no later one of it is stored.")
         try:
+            if self._sessions is not None:
+                self._sessions.add(record.execution_id, logged)
             self._store.put_record(record)
         except BaseException:
             self._incomplete.add(record.execution_id)
