@@ -41,7 +41,7 @@ from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
 from gyre.control.recovery import CORE, Owners, Recovery
 from gyre.control.rollout import Rollout
-from gyre.control.setbacks import RecoveryLimits
+from gyre.control.setbacks import RecoverySection
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.steps import Steps
@@ -63,7 +63,7 @@ class Controller:
         config: SchedulerConfig,
         environment: Environment,
         initial: ControlState = FRESH,
-        limits: RecoveryLimits = RecoveryLimits(),
+        limits: RecoverySection = RecoverySection(),
         order: LaunchOrder | None = None,
         mode: Mode | None = None,
     ) -> None:

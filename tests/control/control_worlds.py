@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gyre.control.base import Environment, ProcessFailure, Publication, Ticket, WorkerId, WorkerLost
 from gyre.control.controller import Controller
 from gyre.control.recovery import CORE
-from gyre.control.setbacks import RecoveryLimits
+from gyre.control.setbacks import RecoverySection
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.core import events as ev
 from gyre.core.errors import GroupBroken
@@ -269,7 +269,7 @@ class World:
                 self.journal,
             ),
             initial,
-            limits=RecoveryLimits(futile_s=1e9),
+            limits=RecoverySection(futile_s=1e9),
         )
         task = asyncio.ensure_future(controller.run(max_steps))
         if cancel_at is not None:

@@ -66,7 +66,7 @@ class Fleet:
         self._store = store
         self._workers: dict[WorkerId, Started] = {}
         self._incarnations: Counter[WorkerId] = Counter()
-        self._setbacks = Setbacks(config.limits())
+        self._setbacks = Setbacks(config.recovery)
         runner_config = config.runner_config(run_dir)
         self._shim = self._service("shim", SHIM_ENTRY, lambda: runner_config, Shim)
         self._runner = self._service(

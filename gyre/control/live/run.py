@@ -109,7 +109,7 @@ class Run:
         tasks = load_tasks(config.tasks.root)
         order = make_order(config.scheduler, TaskFeatures(tasks))
         environment = self._environment(fleet, cells, tasks)
-        controller = Controller(config.scheduler, environment, state, config.limits(), order)
+        controller = Controller(config.scheduler, environment, state, config.recovery, order)
         await _first_of(
             controller.run(),
             fleet.keep_services(),
