@@ -54,6 +54,8 @@ class ControlView(msgspec.Struct, frozen=True, kw_only=True):
     """What the training side is doing or waiting for, in words."""
     queued: int
     running: int
+    grading: int = 0
+    """Terminated executions whose grade is not known yet: they wait for a grader, or have one."""
     closed: int
     waterlevel: int
     capacity: int
