@@ -284,9 +284,11 @@ class Fleet:
         return Service(name, start, connected, self._journal, SystemClock(), self._setbacks)
 
     def _proxy_service(self, name: str) -> Service:
-        # A new process takes the socket of the one before: sandboxes have it.
-        socket = str(self._launcher.scratch(HERE) / f"{name}.http")
-        config = self._config.proxy_config(self._run_dir, socket)
+        # A new process takes the sockets of the one before, whose directories sandboxes see, and its sessions. Both
+        # last as long as this launcher: the sessions of an earlier one have no sandboxes any more.
+        scratch = self._launcher.scratch(HERE)
+        sessions = self._run_dir.root / "sessions" / scratch.name / f"{name}.sqlite"
+        config = self._config.proxy_config(self._run_dir, str(scratch / f"{name}.http"), str(sessions))
         return self._service(name, PROXY_ENTRY, lambda: config, ProxyControl)
 
     async def _restart_runner(self, _: Shim) -> None:
