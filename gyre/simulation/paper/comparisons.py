@@ -156,10 +156,11 @@ def compare(comparisons: list[Comparison], seeds: int) -> dict[str, dict[str, An
     """{name: {"over_async", "over_colocate", "hours", "standard_error", "paper", statistics of Gyre's executions}}."""
     jobs = [Job(one, method, seed) for one in comparisons for method in METHODS for seed in range(seeds)]
     with ProcessPoolExecutor(max_workers=min(len(jobs), os.cpu_count() or 1)) as pool:
-        measured = dict(zip(jobs, pool.map(measure, jobs), strict=True))
+        measured = iter(list(pool.map(measure, jobs)))
     found: dict[str, dict[str, Any]] = {}
     for one in comparisons:
-        runs = {method: [measured[Job(one, method, seed)] for seed in range(seeds)] for method in METHODS}
+        # In the order of `jobs`.
+        runs = {method: [next(measured) for _ in range(seeds)] for method in METHODS}
         hours = {method: [run["hours"] for run in runs[method]] for method in METHODS}
         entry: dict[str, Any] = {
             "paper": one.paper,
