@@ -18,7 +18,7 @@ setup:
 	@PYTHON=$(PYTHON) scripts/setup.sh
 
 demo: setup
-	$(BIN)/gyre train examples/quickstart.toml $(ARGS)
+	$(BIN)/gyre demo $(ARGS)
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest
@@ -28,6 +28,7 @@ lint:
 	$(BIN)/ruff format --check gyre tests examples benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture gyre scripts/unused_allowed.py
 
 # A worker begins with an equal part of the tests in order, so that it loads most of its tokenizers and models alone.
 # Without bytecode, every worker and every process that a test starts would compile everything again.

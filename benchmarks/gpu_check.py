@@ -27,13 +27,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from gyre.platform import cpu
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row
-from gyre.training.config import ParallelConfig, Precision, TrainerConfig
+from gyre.training.config import ParallelConfig, Precision, TrainerConfig, TrainerSection
+from gyre.training.files import Files
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
-from gyre.training.megatron.attention import attend_masked, attention_over
+from gyre.training.megatron.attend import attend_masked, attention_over
+from gyre.training.megatron.context import queries_of
 from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
 from gyre.training.trainer import MegatronTrainer
+from gyre.transport import experts
 from gyre.transport.rendezvous import StoreServer, connect_store
 from gyre.transport.shm import ShmTransport
 
@@ -70,15 +73,19 @@ class Bench:
     def attention(self) -> Measured:
         """The attention of this device against the plain form: output and gradients, in fp32."""
         rows = packed_tree.tree(paths=4, tokens=self.sizes.path // 2, shared=0.6)
-        nodes = pack_rows(rows, True, self.device).nodes
+        pack = pack_rows(rows, True, self.device)
+        nodes, queries = pack.nodes, queries_of(pack.nodes, ((0, pack.tokens),))
         generator = torch.Generator().manual_seed(0)
         inputs = [
             torch.randn(1, heads, nodes[-1].end, 64, generator=generator).to(self.device).requires_grad_()
             for heads in (4, 2, 2)
         ]
         results = []
-        for attend in (attention_over(nodes, self.device), lambda *args: attend_masked(nodes, *args)):
-            out = attend(*inputs, 0.125)
+        for attend in (
+            attention_over(nodes, queries, pack.positions_T, None, None),
+            lambda *args: attend_masked(queries, *args),
+        ):
+            out = attend(*inputs, 0.125, None)
             results.append([out.detach(), *torch.autograd.grad(out.square().sum(), inputs)])
         error = max(_error(ours, plain) for ours, plain in zip(*results, strict=True))
         assert error <= 1e-4, f"relative error {error}"
@@ -92,7 +99,7 @@ class Bench:
         rows = packed_tree.tree(paths=3, tokens=min(512, self.sizes.path), shared=0.5)
         seen = {}
         for dtype in (torch.float32, torch.bfloat16):
-            seen["gyre", dtype] = self._ours(directory, hf, rows, dtype)
+            seen["gyre", dtype] = self._ours(directory, rows, dtype)
             seen["hf", dtype] = self._theirs(hf.to(dtype), rows)
             hf = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(self.device)
         exact = seen["hf", torch.float32]
@@ -112,11 +119,14 @@ class Bench:
         """Forward–backward of 5 paths with 70 % shared, packed against separate rows, in bf16 on CUDA."""
         precision: Precision = "bfloat16" if self.device.type == "cuda" else "float32"
         directory = str(self.root / "qwen3")
-        hf = self._model("qwen3", directory)
+        self._model("qwen3", directory)
         rows = packed_tree.tree(paths=5, tokens=self.sizes.path, shared=0.7)
-        replicas = {share: Replica(directory, share_prefixes=share, precision=precision) for share in (True, False)}
+        replicas = {
+            share: Replica(directory, TrainerSection(share_prefixes=share, precision=precision))
+            for share in (True, False)
+        }
         for replica in replicas.values():
-            replica.scatter(hf.state_dict())
+            replica.scatter(Files(directory))
         packs = {True: [rows], False: [[row] for row in rows]}
         times: dict[bool, list[float]] = {True: [], False: []}
         for repeat in range(self.sizes.repeats + 1):
@@ -199,13 +209,14 @@ class Bench:
         model.save_pretrained(directory)
         return model.to(self.device)
 
-    def _ours(self, directory: str, hf: PreTrainedModel, rows: list[Row], dtype: torch.dtype) -> Any:
-        replica = Replica(directory, precision="float32" if dtype == torch.float32 else "bfloat16")
-        replica.scatter(hf.state_dict())
+    def _ours(self, directory: str, rows: list[Row], dtype: torch.dtype) -> Any:
+        replica = Replica(directory, TrainerSection(precision="float32" if dtype == torch.float32 else "bfloat16"))
+        replica.scatter(Files(directory))
         replica.zero_gradients()
         logprobs = replica.forward(replica.pack(rows))
         logprobs.sum().backward()
-        return logprobs.detach(), replica.whole({name: p.main_grad for name, p in replica.parameters.items()})
+        gradients = replica.whole({name: p.main_grad for name, p in replica.parameters.items()})
+        return logprobs.detach(), experts.fuse(gradients)
 
     def _theirs(self, hf: PreTrainedModel, rows: list[Row]) -> Any:
         logprobs = []

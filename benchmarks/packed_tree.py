@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 from transformers import Qwen3Config
 
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig
+from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
@@ -39,7 +39,7 @@ def build(hidden: int, layers: int, directory: str) -> dict[bool, Replica]:
         max_position_embeddings=65536,
         tie_word_embeddings=True,
     ).save_pretrained(directory)
-    replicas = {share: Replica(directory, share_prefixes=share) for share in (True, False)}
+    replicas = {share: Replica(directory, TrainerSection(share_prefixes=share)) for share in (True, False)}
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in replicas[True].model.parameters():

@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 wanted=("$@")
 
-# peer NAME REQUIREMENT...: makes .cache/peers/NAME with these packages; nothing to do when it has them already.
+# peer NAME REQUIREMENT...: makes .cache/peers/NAME with these packages; nothing to do when it has them already. Each name
+# once: an environment with other packages takes the place of the one before.
 peer() {
     local name=$1 home=.cache/peers/$1
     shift
@@ -19,14 +20,13 @@ peer() {
     echo "$*" >"$home/requirements"
 }
 
-# Proxies (proxy.py)
+# Proxies (proxy.py); agentcore-rl-toolkit is a trajectory builder as well (tree_build.py)
 peer rllm-model-gateway 'rllm-model-gateway==0.1.0'
 peer agentcore-rl-toolkit 'agentcore-rl-toolkit[gateway]==0.2.0'
 PYTHON=${PYTHON312:-python3.12} peer agentlightning 'agentlightning==1.0.2' # it needs Python 3.12
 
 # Trajectory builders (tree_build.py)
 peer trl --no-deps 'trl==1.16.0' # its own file needs nothing but Python
-peer agentcore-rl-toolkit 'agentcore-rl-toolkit==0.2.0'
 peer verifiers 'verifiers==0.4.0'
 
 # The real Qwen3 tokenizer (prompt_build.py; replay_traces.py --tokenizer .cache/peers/qwen3-tokenizer)

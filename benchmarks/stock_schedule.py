@@ -26,6 +26,6 @@ def stock(replica: Replica, packs: list[ForwardBatch]) -> None:
         data_iterator=iter(packs),
         model=[replica.ddp],
         num_microbatches=len(packs),
-        seq_length=max(pack.tokens for pack in packs),
+        seq_length=max(replica.travelling(pack) for pack in packs),
         micro_batch_size=1,
     )

@@ -25,7 +25,7 @@ from stock_schedule import stock
 from transformers import Qwen3Config
 
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig
+from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
@@ -50,15 +50,16 @@ def make_packs(replica: Replica, count: int) -> list[ForwardBatch]:
 def streaming(replica: Replica, stage: Stage, packs: list[ForwardBatch]) -> None:
     pipeline: Pipeline[ForwardBatch] = Pipeline(stage, replica.forward)
     for pack in packs:
-        pipeline.train(pack, pack.tokens, torch.sum)
+        pipeline.train(pack, replica.travelling(pack), torch.sum)
     pipeline.drain()
 
 
 def run(rank: int, options: argparse.Namespace, directory: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{directory}/store", STAGES)
-    parallel.initialize(ParallelConfig(pipeline=STAGES), rank, "cell", store)
-    replica = Replica(f"{directory}/model")
+    layout = ParallelConfig(pipeline=STAGES)
+    parallel.initialize(layout, rank, "cell", store)
+    replica = Replica(f"{directory}/model", TrainerSection(parallel=layout))
     torch.manual_seed(rank)
     with torch.no_grad():
         for parameter in replica.model.parameters():

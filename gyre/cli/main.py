@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--seeds", type=_count, default=8, help="for the error bars; default 8")
     plan.add_argument("--json", type=Path, metavar="OUT")
     plan.add_argument("--plot", type=Path, metavar="OUT", help="the Pareto front; a .png or .svg file")
+    plan.add_argument("--devices-per-host", type=_count, default=8, help="GPUs of a host; default 8")
+    plan.add_argument("--device-gib", type=_positive, metavar="GIB", help="refuse what such a GPU cannot hold")
+    plan.add_argument("--memory-json", type=Path, metavar="OUT", help="the bytes of each rank and host")
     plan.set_defaults(run=_plan)
 
     _add_simulate(commands.add_parser("simulate", help="the real controller under a virtual clock"))
@@ -109,7 +112,13 @@ def _parser() -> argparse.ArgumentParser:
 
     setup = commands.add_parser("setup", help="install harnesses at their pinned versions")
     setup.add_argument("harnesses", nargs="+", metavar="HARNESS", help="name of a profile, file of your own, or all")
+    setup.add_argument("--system", action="store_true", help="first bubblewrap, socat and libseccomp, by apt-get")
     setup.set_defaults(run=_setup)
+
+    demo = commands.add_parser("demo", help="set up and run the main job: a tiny policy, a real harness, on the CPU")
+    demo.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="override single values")
+    demo.add_argument("--run-dir", type=Path, help="where everything lands; default runs/quickstart-<time>")
+    demo.set_defaults(run=_demo)
     return parser
 
 
@@ -207,6 +216,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from gyre.cli.memory import memory
     from gyre.control.live.config import RunConfig
     from gyre.core.config import load
     from gyre.simulation.planning.command import Request, plan
@@ -214,6 +224,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     config = load(arguments.config, arguments.overrides, RunConfig)
     request = Request(**{key: getattr(arguments, key) for key in Request.__struct_fields__})
     print(plan(config.scheduler, request, graders=config.evaluation.at_a_time))
+    print()
+    print(memory(config, arguments.devices_per_host, arguments.device_gib, arguments.memory_json))
     return 0
 
 
@@ -259,11 +271,15 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace) -> int:
-    from gyre.harnesses import install, profile_names
+    from gyre.cli.setup import setup
 
-    for name in profile_names() if arguments.harnesses == ["all"] else arguments.harnesses:
-        install(_profile(name))
-    return 0
+    return setup(arguments.harnesses, system=arguments.system)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from gyre.cli.setup import demo
+
+    return demo(arguments.overrides, arguments.run_dir)
 
 
 def _profile(name: str) -> str:

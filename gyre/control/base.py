@@ -13,7 +13,9 @@ from gyre.core.clock import Clock
 from gyre.core.errors import GyreError
 from gyre.core.events import Event
 from gyre.core.records import Outcome
-from gyre.samples.microstep import MicroStep
+from gyre.proxy.base import DrainReport
+from gyre.samples.microstep import MicroStep, MicroStepResult
+from gyre.training.base import StepStats
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,23 +49,6 @@ class Executions(Protocol):
         ...
 
 
-class WorkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over one processed micro-step."""
-
-    loss: float = 0.0
-    targets: int = 0
-    executions: int = 0
-    clipped_executions: int = 0
-    gap_count: int = 0
-    gap_sum: float = 0.0
-    gap_max: float = 0.0
-    ratios: dict[int, list[int]] = {}
-    """`core.drift.ratio_histograms` of the targets."""
-    replayed: int = 0
-    unrecorded: int = 0
-    """With routing replay: tokens computed with recorded experts, and with the trainer's own choice."""
-
-
 class ReadyGroup(msgspec.Struct, frozen=True, kw_only=True):
     """All N executions closed, each with an outcome."""
 
@@ -83,19 +68,7 @@ class Materializer(Protocol):
         ...
 
 
-class Handoff(msgspec.Struct, frozen=True, kw_only=True):
-    calls_in_flight: int
-    rerouted: int
-    with_kv: int
-    """Of the rerouted ones, how many took their KV along."""
-
-
-NO_CALLS = Handoff(calls_in_flight=0, rerouted=0, with_kv=0)
-
-
-class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
-    version: int
-    grad_norm: float
+NO_CALLS = DrainReport(calls_in_flight=0, rerouted=0, with_kv=0, failed=0)
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +93,10 @@ class WorkerId(msgspec.Struct, frozen=True):
 
     part: Part
     cell: int
-    """Negative for the pool's engines."""
+    """Of an engine of the pool: its number, from K on."""
 
     def __str__(self) -> str:
-        return f"{self.part}-{self.cell}" if self.cell >= 0 else f"{self.part}-pool{-self.cell}"
+        return f"{self.part}-{self.cell}"
 
 
 class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,13 +114,10 @@ class WorkerLost(GyreError):
         self.detail = detail
 
 
-class EssentialLost(GyreError):
-    """A process without which the run cannot go on is gone: the proxy or the runner."""
-
-
 class Cells(Protocol):
-    """The GPU side. Cells are 0..K−1 (0 is the core), pool engines are −1, −2, …; methods of different workers may run
-    concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside any.
+    """The GPU side. Cells are 0..K−1 (0 is the core), the pool's engines are K, K+1, …; methods of different workers
+    may run concurrently. Calls of one engine never do, and of one trainer only `train`, and `checkpoint_written` beside
+    any.
 
     Every method raises WorkerLost when a worker that it needs died or missed its deadline: its own, or the core's
     trainer. It is gone then, and `replace` brings a new one.
@@ -162,7 +132,7 @@ class Cells(Protocol):
         """Engines that take new calls from now on."""
         ...
 
-    async def leave_rollout(self, cell: int) -> Handoff:
+    async def leave_rollout(self, cell: int) -> DrainReport:
         """The cell no longer admits: move its running calls elsewhere, then free weights and KV."""
         ...
 
@@ -170,7 +140,7 @@ class Cells(Protocol):
         """Restore the training state; a satellite pulls the core's weights of `version`; gradients are zero."""
         ...
 
-    async def train(self, cell: int, work: MicroStep) -> WorkResult: ...
+    async def train(self, cell: int, work: MicroStep) -> MicroStepResult: ...
 
     async def leave_training(self, cell: int) -> None:
         """Free the training state (core: keep parameters and optimizer in host memory). Idempotent."""
@@ -180,7 +150,7 @@ class Cells(Protocol):
         """Restore the engine and load the published weights of `version`; it can admit afterwards."""
         ...
 
-    async def update(self, training_cells: int) -> UpdateStats:
+    async def update(self, training_cells: int) -> StepStats:
         """Closes a batch on cells 0..training_cells−1: sum gradients to the core, clip, one optimizer step. Raises
         GroupBroken when a satellite did not take part: the core's own gradient is intact, and no satellite's counts
         until it enters training again."""

@@ -8,13 +8,13 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from gyre.control.base import Materializer, ReadyGroup, WorkResult
+from gyre.control.base import Materializer, ReadyGroup
 from gyre.control.shared_state import SharedState
 from gyre.control.state import newest_surviving
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import Outcome
 from gyre.samples.advantage import mean_reward
-from gyre.samples.microstep import MicroStep
+from gyre.samples.microstep import MicroStep, MicroStepResult
 from gyre.scheduling.rules import batch_may_open
 
 
@@ -32,7 +32,7 @@ class Batch:
         self._queue: deque[MicroStep] = deque()
         self._claimed: dict[str, tuple[int, MicroStep]] = {}
         """By micro-step id: the cell that works on it, and the micro-step."""
-        self._done: dict[int, list[tuple[MicroStep, WorkResult]]] = {}
+        self._done: dict[int, list[tuple[MicroStep, MicroStepResult]]] = {}
 
     @property
     def step(self) -> int:
@@ -67,7 +67,7 @@ class Batch:
         self._claimed[work.micro_step_id] = (cell, work)
         return work
 
-    def finish(self, work: MicroStep, result: WorkResult) -> None:
+    def finish(self, work: MicroStep, result: MicroStepResult) -> None:
         """Raises InvariantViolation for a micro-step that nobody works on: its gradient is counted elsewhere."""
         claim = self._claimed.pop(work.micro_step_id, None)
         if claim is None:
@@ -82,8 +82,9 @@ class Batch:
         self._queue.extendleft(reversed(lost))
         return len(lost)
 
-    def results(self) -> list[WorkResult]:
-        return [result for done in self._done.values() for _, result in done]
+    def total(self) -> MicroStepResult:
+        """Of all micro-steps whose gradient counts."""
+        return sum((result for done in self._done.values() for _, result in done), MicroStepResult())
 
     def outcomes(self) -> list[Outcome]:
         return [outcome for group in self.groups for outcome in group.outcomes]
@@ -134,7 +135,7 @@ class MicroStepQueue:
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not claim)
         claim.cancel()
 
-    def finished(self, work: MicroStep, result: WorkResult) -> None:
+    def finished(self, work: MicroStep, result: MicroStepResult) -> None:
         if self.batch is not None:
             self.batch.finish(work, result)
             self._state.signal.notify()

@@ -7,10 +7,11 @@ in a new process when it was lost. Calls of a lost engine are rerouted by the pr
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gyre.control.base import NO_CALLS, Handoff, Probe, WorkerId, WorkerLost
+from gyre.control.base import NO_CALLS, Probe, WorkerId, WorkerLost
 from gyre.control.recovery import Recovery
 from gyre.control.shared_state import SharedState
 from gyre.core.errors import GyreError
+from gyre.proxy.base import DrainReport
 
 
 class Rollout:
@@ -57,7 +58,7 @@ class Rollout:
                 continue
             self._serving.add(engine)
 
-    async def leave(self, engine: int) -> Handoff:
+    async def leave(self, engine: int) -> DrainReport:
         """Returns when the engine holds no memory and its calls have gone elsewhere. It no longer admits."""
         self._serving.discard(engine)
         try:

@@ -1,14 +1,14 @@
 """One optimizer step: a batch is opened, cells claim and process it, the core updates, the journal gets the sums."""
 
-from gyre.control.base import UpdateStats
 from gyre.control.batches import Batch, MicroStepQueue
 from gyre.control.recovery import Recovery
 from gyre.control.shared_state import SharedState
 from gyre.control.training_set import TrainingSet
-from gyre.core.drift import gap_rise, merged
+from gyre.core.drift import gap_rise
 from gyre.core.errors import GroupBroken, InvariantViolation
 from gyre.core.events import LogprobGapGrew, StepDone
 from gyre.scheduling.staleness import StalenessAccount
+from gyre.training.base import StepStats
 
 
 class Steps:
@@ -37,7 +37,7 @@ class Steps:
         state.burst.taken += 1
         batch = Batch(version=state.version, size=state.config.groups_per_step, started=state.clock.now())
         self._queue.open(batch)
-        stats: UpdateStats | None = None
+        stats: StepStats | None = None
         while stats is None:
             await state.signal.until(lambda: state.line_broken or (batch.complete and self._training.all_alive))
             async with self._training.window:
@@ -65,12 +65,11 @@ class Steps:
                     await self._training.renew()
         self._account(batch, stats, cells)
 
-    def _account(self, batch: Batch, stats: UpdateStats, cells: int) -> None:
+    def _account(self, batch: Batch, stats: StepStats, cells: int) -> None:
         state = self._state
         now = state.clock.now()
-        results = batch.results()
-        gap_count = sum(result.gap_count for result in results)
-        gap_mean = sum(result.gap_sum for result in results) / gap_count if gap_count else 0.0
+        total = batch.total()
+        gap_mean = total.gap_sum / total.gap_count if total.gap_count else 0.0
         staleness = [batch.version - group.version for group in batch.groups]
         self._staleness.step(staleness)
         self.reward_mean = batch.reward_mean()
@@ -81,22 +80,22 @@ class Steps:
                 groups=[group.group for group in batch.groups],
                 staleness=staleness,
                 reward_mean=self.reward_mean,
-                loss=sum(result.loss for result in results),
+                loss=total.loss,
                 grad_norm=stats.grad_norm,
                 cells=list(range(cells)),
-                logprob_gap_count=gap_count,
+                logprob_gap_count=total.gap_count,
                 logprob_gap_mean=gap_mean,
-                logprob_gap_max=max((result.gap_max for result in results), default=0.0),
-                ratios=merged(result.ratios for result in results),
-                replayed=sum(result.replayed for result in results),
-                unrecorded=sum(result.unrecorded for result in results),
-                clipped_executions=sum(result.clipped_executions for result in results),
-                executions=sum(result.executions for result in results),
-                targets=sum(result.targets for result in results),
+                logprob_gap_max=total.gap_max,
+                ratios=total.ratios,
+                replayed=total.replayed,
+                unrecorded=total.unrecorded,
+                clipped_executions=total.clipped_executions,
+                executions=total.executions,
+                targets=total.targets,
                 seconds=now - batch.started,
             )
         )
-        if gap_count:
+        if total.gap_count:
             self._gaps.append(gap_mean)
             rise = gap_rise(self._gaps)
             if rise:

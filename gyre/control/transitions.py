@@ -7,13 +7,14 @@ register → claim. T→R mirrors it: stop claiming → leave_training → enter
 import asyncio
 import contextlib
 
-from gyre.control.base import NO_CALLS, Handoff, WorkerLost
+from gyre.control.base import NO_CALLS, WorkerLost
 from gyre.control.recovery import Recovery
 from gyre.control.rollout import Rollout
 from gyre.control.shared_state import SharedState
 from gyre.control.task_supervisor import TaskSupervisor, together
 from gyre.control.training_set import TrainingSet
 from gyre.core.events import CellLeft, Role, TransitionFinished, TransitionStarted
+from gyre.proxy.base import DrainReport
 from gyre.scheduling.modes import Mode, ModeDecision
 
 
@@ -168,7 +169,7 @@ class Transitions:
         )
         return now
 
-    def _finished(self, cell: int, source: Role, target: Role, started: float, calls: Handoff) -> None:
+    def _finished(self, cell: int, source: Role, target: Role, started: float, calls: DrainReport) -> None:
         state = self._state
         now = state.clock.now()
         state.roles[cell] = target

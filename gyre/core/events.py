@@ -206,7 +206,7 @@ class ProcessLost(_Event, frozen=True, kw_only=True, tag="process_lost"):
     """A process died, or was given up because it made no progress."""
 
     name: str
-    """"engine-1", "engine-pool1", "trainer-1" (all ranks of the cell), "proxy-0", "runner"."""
+    """"engine-1", "trainer-1" (all ranks of the cell), "proxy-0", "runner"."""
     detail: str
 
 

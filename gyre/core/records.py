@@ -117,8 +117,8 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, float] = {}
     """Named partial scores, when the evaluator gives them."""
     error: str = ""
-    fault: Literal["", "grader", "platform"] = ""
-    """Why there is no score: the grader ran and gave none, or could not run."""
+    fault: Literal["", "grader", "task", "platform"] = ""
+    """Why there is no score: the grader ran and gave none, cannot grade this task at all, or could not run."""
     flags: list[str] = []
     """Facts that a reader should see, such as signs of tampering (docs/outcomes.md)."""
     usage: dict[str, float] = {}
@@ -144,6 +144,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of all gradings."""
     waited_s: float = 0.0
     """Seconds for which they had to wait for a grader."""
+    quarantine: str = ""
+    """Why no execution of this task can be graded; "" when that is not known."""
 
 
 class SessionAccess(msgspec.Struct, frozen=True, kw_only=True):

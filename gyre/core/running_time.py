@@ -40,3 +40,19 @@ class RunningTimeLoop(asyncio.SelectorEventLoop):
 
     def _tick(self) -> None:
         self._next = self.call_later(TICK_S, self._tick)
+
+
+class Silence:
+    """How long somebody gave no sign, as far as someone looked. Pure."""
+
+    def __init__(self, now: float, most_s: float) -> None:
+        """`most_s`: what counts between two looks, at most. Whoever did not run in between has not looked."""
+        self._looked = now
+        self._most_s = most_s
+        self.seconds = 0.0
+
+    def look(self, now: float, sign: bool) -> float:
+        """Seconds without a sign, this look included."""
+        self.seconds = 0.0 if sign else self.seconds + min(now - self._looked, self._most_s)
+        self._looked = now
+        return self.seconds

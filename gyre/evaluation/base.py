@@ -9,9 +9,9 @@ from gyre.core.records import Assessment
 from gyre.sandboxes import SandboxSpec
 from gyre.tasks import Task
 
-Fault = Literal["", "grader", "platform"]
-"""Why there is no score: "grader", it ran and gave none, which the work may be the cause of; "platform", it could not
-run."""
+Fault = Literal["", "grader", "task", "platform"]
+"""Why there is no score: "grader", it ran and gave none, which the work may be the cause of; "task", it fails over the
+start state in the same way, so no execution of the task can be graded; "platform", it could not run."""
 
 
 class Preserved(msgspec.Struct, frozen=True, kw_only=True):

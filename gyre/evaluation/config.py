@@ -79,6 +79,12 @@ class EvaluationSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     python_safe_path: bool = True
     """Graders run with PYTHONSAFEPATH, so that `python3 -c` and `python3 -m` do not import from the work directory
     first. A task's own `verifier.env` wins."""
+    grader_tools: tuple[str, ...] = (
+        *("pytest", "uv", "uvx", "pip", "pip3", "curl", "wget", "apt-get", "npm", "npx", "node", "pnpm", "yarn"),
+        *("cargo", "go", "make", "cmake", "gcc", "g++", "java", "mvn", "gradle", "jq", "bc", "timeout"),
+    )
+    """Programs and Python modules that are a grader's own: when its output says that one is missing, and says so over
+    the task's start state too, it is broken and its score no reward."""
     digest_s: Seconds = 60.0
     """For reading a workspace to tell whether it is another one. Without a digest it counts as changed."""
     evaluators: tuple[EvaluatorSection, ...] = (TestsSection(),)

@@ -2,7 +2,8 @@
 
 A grader that fails over the work, and not over the task's start state, fails because of the work: a loop without end, a
 file that no program reads, a grader that was killed. That is a valid assessment, with the lowest reward of the task's
-range. One that fails over the start state as well is broken: nothing can be said.
+range. One that fails over the start state as well says nothing. When it shows there that it lacks its tools, or gives a
+crash sentinel such as −1, the task is broken: even a zero of such a grader is no reward.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from gyre.core.text import storable
 from gyre.evaluation.base import GraderFailed, GradingLimits, Preserved, Verdict
 from gyre.tasks import Task
 
+BROKEN = frozenset({"out_of_range", "tools_missing"})
+"""Flags that say of a grading of the start state that the grader is broken, and not the machine just busy."""
 FAILED_ON_WORK = "failed_on_work"
 """Flag of an assessment whose grader fails over the work alone."""
 
@@ -48,6 +51,9 @@ class Grader(ABC):
         started = self._clock.now()
         root = work.sandbox.root.with_name(f"{work.sandbox.root.name}.{self.name}")
         verdict = await self._verdict(work, task, root, limits, log)
+        if "tools_missing" in verdict.flags:
+            # The work may call for what is not there; when the grader itself does, its score says nothing.
+            verdict = _unless_broken(verdict, await self._baseline(work, task, limits, log))
         return assessment(self.name, await self.version(task), work, verdict, self._clock.now() - started)
 
     async def settle(
@@ -57,13 +63,16 @@ class Grader(ABC):
             return None
         started = self._clock.now()
         baseline = await self._baseline(work, task, limits, log)
-        if baseline.score is None:
-            return None
-        verdict = Verdict(
-            score=task.reward_range[0],
-            error=f"{failed.error}; over the task's start state the grader gives {baseline.score:g}",
-            flags=[*failed.flags, FAILED_ON_WORK],
-        )
+        if baseline.score is not None and not BROKEN.intersection(baseline.flags):
+            verdict = Verdict(
+                score=task.reward_range[0],
+                error=f"{failed.error}; over the task's start state the grader gives {baseline.score:g}",
+                flags=[*failed.flags, FAILED_ON_WORK],
+            )
+        else:
+            verdict = _unless_broken(Verdict(error=failed.error, fault="grader", flags=failed.flags), baseline)
+            if verdict.fault != "task":
+                return None
         return assessment(self.name, failed.version, work, verdict, self._clock.now() - started)
 
     async def close(self) -> None:
@@ -98,6 +107,15 @@ class Grader(ABC):
             flags = [*verdict.flags, "out_of_range"]
             return msgspec.structs.replace(verdict, score=None, error=error, fault="grader", flags=flags)
         return verdict
+
+
+def _unless_broken(verdict: Verdict, baseline: Verdict) -> Verdict:
+    """The verdict, or none when the grading of the start state has a sign of a broken grader."""
+    signs = sorted(BROKEN.intersection(baseline.flags))
+    if not signs:
+        return verdict
+    error = f"the grader of the task is broken, over the start state too: {baseline.error or ', '.join(signs)}"
+    return Verdict(error=error, fault="task", flags=sorted({*verdict.flags, "grader_broken"}))
 
 
 def assessment(name: str, version: str, work: Preserved, verdict: Verdict, seconds: float) -> Assessment:

@@ -3,11 +3,15 @@
     fresh sandbox ── fill with the state ── /tests ── test.sh, until it ends or its time is up ── every process is gone
                                                                                                 └─ reward file is read
 
-Nothing is graded in place: the state stays bit-identical, so grading may be repeated, and /tests exists nowhere else. A
-grader fails when it runs out of time, dies of a signal, or leaves no well-formed reward in the task's range. Any other
-exit code is ignored.
+Nothing is graded in place: the state stays bit-identical, so grading may be repeated, and /tests exists nowhere else.
+Where the sandbox has users, the grader is root inside and the work the agent's: /tests and /logs/verifier are closed to
+the agent, and a grader that runs what the policy wrote as the user "agent" can neither be signalled nor read by it.
+
+A grader fails when it runs out of time, dies of a signal, or leaves no well-formed reward in the task's range. Any
+other exit code is ignored.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,13 +22,18 @@ from gyre.evaluation.config import EvaluationSection, TestsSection
 from gyre.evaluation.limits import task_limits
 from gyre.evaluation.reward import InvalidReward, read_reward, reward_files
 from gyre.evaluation.settling import Grader
+from gyre.evaluation.tools import missing_tools
 from gyre.sandboxes import Mount, Sandbox, SandboxLimits, SandboxSpec
+from gyre.sandboxes.files import copy
 from gyre.tasks import Task
 
 SIGNALLED = 128
 """Exit codes above it are those of a command that died of a signal."""
+MOST_OUTPUT = 1 << 20
+"""Bytes of a grader's output that are looked at."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """The work directory is not where Python looks first: `import json` is not the policy's json.py."""
+GRADE = "chmod 700 /logs/verifier && exec /bin/bash /tests/test.sh"
 
 
 class TaskTests(Grader):
@@ -56,14 +65,17 @@ class TaskTests(Grader):
             root=root,
             workdir=task.workdir,
             env={**(SAFE_PATH if self._evaluation.python_safe_path else {}), **task.env, **task.verifier_env},
-            mounts=[*mounts, Mount(source=task.tests, target="/tests")],
+            mounts=[*mounts, Mount(source=root / "tests", target="/tests")],
             limits=task_limits(task, self._limits),
         )
         sandbox = self._make_sandbox(spec)
+        user = task.verifier_user if sandbox.has_users else "agent"
         # What an interrupted grading left must not count: neither its files nor its reward.
         await sandbox.close(keep=False)
         try:
             await sandbox.start()
+            said = _size(log)
+            before = await self._tests(task, sandbox, user)
             if work is not None:
                 await sandbox.restore(work.sandbox)
             elif task.workspace is not None:
@@ -71,12 +83,16 @@ class TaskTests(Grader):
             # Whatever modes the policy gave its directory: it must not decide whether it is graded.
             spec.workspace.chmod(spec.workspace.stat().st_mode | 0o700)
             result = await sandbox.exec(
-                ["/bin/bash", "/tests/test.sh"],
+                ["/bin/bash", "-c", GRADE],
                 stdout=log,
                 stderr=log,
                 timeout_s=limits.timeout_s,
                 boot_timeout_s=limits.boot_timeout_s,
+                user=user,
             )
+            missing = missing_tools(await asyncio.to_thread(_written, log, said), self._evaluation.grader_tools)
+            flags = ["tools_missing"] if missing else []
+            changed = await digest(root / "tests") != before
             if result.exceeded:
                 raise GraderFailed(f"tests/test.sh of {task.name} was ended: {result.exceeded}", "grader_killed")
             if result.timed_out:
@@ -85,15 +101,37 @@ class TaskTests(Grader):
                 )
             if result.exit_code is None or result.exit_code > SIGNALLED:
                 raise GraderFailed(f"tests/test.sh of {task.name} was killed ({result.exit_code})", "grader_killed")
-            return _verdict(spec.logs / "verifier")
+            return _verdict(spec.logs / "verifier", [*flags, *(["tests_changed"] if changed else [])], missing)
         finally:
             await sandbox.close(keep=False)
 
+    async def _tests(self, task: Task, sandbox: Sandbox, user: str) -> str:
+        """A copy of tests/ that only the grader may enter; its digest."""
+        tests = sandbox.spec.root / "tests"
+        await copy(task.tests, tests)
+        tests.chmod(0o700)
+        await sandbox.give(tests, user)
+        await sandbox.give(sandbox.spec.logs / "verifier", user)
+        return await digest(tests)
 
-def _verdict(verifier: Path) -> Verdict:
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _written(log: Path, begin: int) -> str:
+    """What was appended to a log since, as far as MOST_OUTPUT."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read(MOST_OUTPUT).decode(errors="replace")
+
+
+def _verdict(verifier: Path, flags: list[str], missing: list[str]) -> Verdict:
     try:
         score, detail = read_reward(verifier)
     except InvalidReward as error:
-        raise GraderFailed(str(error), "no_reward") from None
-    flags = ["several_reward_files"] if len(reward_files(verifier)) > 1 else []
-    return Verdict(score=score, detail=detail, flags=flags)
+        raise GraderFailed(str(error), "no_reward", *flags) from None
+    if len(reward_files(verifier)) > 1:
+        flags = [*flags, "several_reward_files"]
+    lacks = f"its output says that it lacks {', '.join(missing)}" if missing else ""
+    return Verdict(score=score, detail=detail, flags=flags, error=lacks)

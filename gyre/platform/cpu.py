@@ -2,12 +2,15 @@
 
 Megatron asks torch for "the current CUDA device" wherever it allocates, so that one question is answered with the CPU.
 A few of its modules write `device="cuda"` out in full; they see a view of `torch` that puts such tensors on the CPU.
-Two functions are replaced: one asserts a CUDA type name; one adds up the gradient norm in fp32, which on a CPU is off
-by 2e-4 at 5 million parameters and by 3e-3 at 50 million. Nothing is patched per operator, so a forward or backward
-pass costs what it costs without this module (measured in tests/platform/test_cpu.py).
+Three functions are replaced: one asserts a CUDA type name; one adds up the gradient norm in fp32, which on a CPU is off
+by 2e-4 at 5 million parameters and by 3e-3 at 50 million; one takes sizes from a device. Streams do nothing. Nothing is
+patched per operator, so a forward or backward pass costs what it costs without this module (measured in
+tests/platform/test_cpu.py).
 """
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +37,9 @@ def install() -> None:
     _import_megatron()
     for name in _HARD_CODED:
         importlib.import_module(name).__dict__["torch"] = _TorchOnCpu()
+    counts = importlib.import_module("megatron.core.transformer.moe.token_dispatcher").__dict__
+    counts["maybe_move_tensor_to_cpu"] = _counts
+    importlib.import_module("megatron.core.transformer.moe.moe_utils").__dict__["te_general_gemm"] = None
     importlib.import_module("megatron.core.optimizer.optimizer").__dict__["clip_grad_by_total_norm_fp32"] = _clip
     importlib.import_module("megatron.core.optimizer.clip_grads").__dict__["l2_norm_impl"] = _l2_norm
     _installed = True
@@ -42,6 +48,10 @@ def install() -> None:
 def _answer_cuda_questions() -> None:
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda *_: None
+    # The dispatcher of sparse layers copies its counts to the host on a stream of its own.
+    torch.cuda.Stream = _Stream  # type: ignore[assignment, misc]
+    torch.cuda.current_stream = lambda *_: _Stream()  # type: ignore[assignment]
+    torch.cuda.stream = lambda _: contextlib.nullcontext()  # type: ignore[assignment, return-value]
 
 
 def _import_megatron() -> None:
@@ -67,6 +77,41 @@ def _for_cpu(decorator: Any) -> Any:
 
 def _not_compiled(function: Any = None, **_: Any) -> Any:
     return function if function is not None else _not_compiled
+
+
+@contextlib.contextmanager
+def named_as_on_cuda() -> Iterator[None]:
+    """While Megatron builds its optimizer, which asks tensors for names of CUDA types. Changes nothing with CUDA."""
+    if not _installed:
+        yield
+        return
+    original = torch.Tensor.type
+
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+
+    torch.Tensor.type = named  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.type = original  # type: ignore[method-assign]
+
+
+class _Stream:
+    """Everything runs in order."""
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> "_Stream":
+        return self
+
+    def synchronize(self) -> None: ...
+
+
+def _counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+    """Megatron makes lists of a collective's sizes only on their way from a CUDA device."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 class _TorchOnCpu(ModuleType):

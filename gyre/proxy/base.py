@@ -11,7 +11,7 @@ LastAnswer = Literal["none", "whole", "cut", "failed"]
 
 class EngineRoute(msgspec.Struct, frozen=True, kw_only=True):
     cell: int
-    """Index of the cell; pool engines have negative indices −1, −2, …"""
+    """Number of the engine: that of its cell, 0…K−1; the pool's engines follow from K on."""
     address: str
     """RPC address of the cell's engine."""
     capacity: int

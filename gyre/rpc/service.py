@@ -4,6 +4,7 @@ import collections.abc
 import inspect
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,12 +32,16 @@ CLIENT_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.keepalive_time_ms", 20_000)]
 def _encode_special(value: Any) -> Any:
     if isinstance(value, TokenIds):
         return value.packed
+    if isinstance(value, Path):
+        return str(value)
     raise NotImplementedError(f"{type(value).__name__} cannot be sent")
 
 
 def _decode_special(kind: type, value: Any) -> Any:
     if kind is TokenIds:
         return TokenIds(value)
+    if issubclass(kind, Path):
+        return Path(value)
     raise NotImplementedError(f"{kind.__name__} cannot be received")
 
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gyre.core.records import CallFacts, Outcome, SessionAccess
+from gyre.runner.failures import HarnessRun
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -26,7 +27,17 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute path of the Harbor-format task directory."""
     harness: str
     access: SessionAccess
-    budgets: Budgets
+    budgets: Budgets = Budgets()
+
+
+class HarnessOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to boot the sandbox of an execution and to run its harness there."""
+
+    spec: ExecutionSpec
+    attempt: int
+    boot_timeout_s: float
+    timeout_s: float
+    """Of the harness."""
 
 
 class ExecutionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,3 +80,20 @@ class Runner(Protocol):
         ...
 
     async def running(self) -> list[str]: ...
+
+
+class Shim(Protocol):
+    """Who holds the sandboxes."""
+
+    async def boot(self, order: HarnessOrder) -> None:
+        """Begins the attempt, unless it has begun, and returns when it no longer waits for a boot. An execution that
+        another shim held is lost: `wait` says so."""
+        ...
+
+    async def wait(self, execution_id: str, attempt: int) -> HarnessRun:
+        """Returns when the harness has ended and nothing of the sandbox runs."""
+        ...
+
+    async def cancel(self, execution_id: str) -> None:
+        """Ends the sandbox."""
+        ...

@@ -13,7 +13,7 @@ import msgspec
 
 from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import TaskError
-from gyre.core.records import Assessment, CallFacts
+from gyre.core.records import Assessment, CallFacts, Outcome
 from gyre.evaluation import Evaluator, Evaluators, Preserved
 from gyre.evaluation.base import GradingLimits
 from gyre.evaluation.rule import combined, designates
@@ -21,8 +21,8 @@ from gyre.harnesses import HarnessProfile
 from gyre.runner.base import ExecutionReport, ExecutionSpec
 from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
-from gyre.runner.failures import POLICIES, Cause, Ending, designate, judge, worth_grading
-from gyre.runner.harness import HarnessRun, HarnessRunner
+from gyre.runner.failures import POLICIES, Cause, Ending, HarnessRun, designate, judge, worth_grading
+from gyre.runner.harness import HarnessRunner
 from gyre.runner.slot import Slot
 from gyre.sandboxes import SandboxSpec
 from gyre.tasks import Task, load_task
@@ -157,7 +157,7 @@ class Execution:
                     await self._clock.sleep(section.retry_s * 2 ** (attempt - 1))
             async with self._place(evaluator):
                 assessment = taken(await evaluator.assess(work, task, limits, log))
-            if assessment.valid:
+            if assessment.valid or assessment.fault == "task":
                 return assessment
         with self._budget.paused():
             async with self._place(evaluator):
@@ -187,13 +187,17 @@ class Execution:
         self._record(assessment)
         return assessment
 
-    def _report(self, ending: Ending) -> ExecutionReport:
+    def reported(self, outcome: Outcome) -> ExecutionReport:
+        """The report around an outcome; seconds are those that this runner saw."""
         run = self._run
-        calls = self._calls.result() if self._calls.done() else None
         return ExecutionReport(
-            outcome=designate(self.spec.execution_id, ending, self._assessments, calls, self._waited_s),
+            outcome=outcome,
             workspace=str(self._harness.workspace(self.spec.execution_id) / "app"),
             boot_s=run.boot_s if run else 0.0,
             boot_waited_s=run.boot_waited_s if run else 0.0,
             harness_s=run.harness_s if run else 0.0,
         )
+
+    def _report(self, ending: Ending) -> ExecutionReport:
+        calls = self._calls.result() if self._calls.done() else None
+        return self.reported(designate(self.spec.execution_id, ending, self._assessments, calls, self._waited_s))

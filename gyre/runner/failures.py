@@ -9,6 +9,7 @@ import msgspec
 
 from gyre.core.records import Assessment, CallFacts, Outcome, Validity
 from gyre.core.text import storable
+from gyre.sandboxes import SandboxSpec
 
 
 class Cause(StrEnum):
@@ -24,6 +25,8 @@ class Cause(StrEnum):
     CALLS_LOST = "calls_lost"
     """Calls of the harness got no answer for a reason of the platform's. Whatever the harness then did, and whatever
     exit code it chose, tells nothing of the policy."""
+    SANDBOX_LOST = "sandbox_lost"
+    """The process that held the sandbox was lost, and the harness with it."""
     RUNNER_ERROR = "runner_error"
     """Gyre itself failed over this execution: its log has the traceback."""
 
@@ -45,6 +48,7 @@ POLICIES: dict[Cause, RetryRule] = {
     Cause.OVERALL_TIMEOUT: RetryRule(retry=False, grade=False, train=False),
     Cause.CANCELLED: RetryRule(retry=False, grade=False, train=False),
     Cause.CALLS_LOST: RetryRule(retry=False, grade=False, train=False),
+    Cause.SANDBOX_LOST: RetryRule(retry=False, grade=False, train=False),
     Cause.RUNNER_ERROR: RetryRule(retry=False, grade=False, train=False),
 }
 
@@ -71,6 +75,14 @@ def judge(ending: Ending, calls: CallFacts) -> Ending:
         message = f"{calls.lost} calls got no answer for a reason of the platform's"
         return msgspec.structs.replace(ending, cause=Cause.CALLS_LOST, message=message)
     return msgspec.structs.replace(ending, worked=ending.worked or calls.answered > 0)
+
+
+class HarnessRun(msgspec.Struct, frozen=True, kw_only=True):
+    ending: Ending
+    sandbox: SandboxSpec
+    boot_s: float = 0.0
+    boot_waited_s: float = 0.0
+    harness_s: float = 0.0
 
 
 def worth_grading(ending: Ending) -> bool:
@@ -112,4 +124,5 @@ def designate(
         calls=calls,
         grading_s=sum(assessment.seconds for assessment in assessments),
         waited_s=waited_s,
+        quarantine="" if chosen else next((each.error for each in assessments if each.fault == "task"), ""),
     )

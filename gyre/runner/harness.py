@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import msgspec
-
 from gyre.core.clock import SystemClock
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.core.paths import HOME
@@ -15,21 +13,13 @@ from gyre.evaluation.limits import task_limits
 from gyre.harnesses import HarnessLaunch, HarnessProfile, prefix_of, prepare
 from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
-from gyre.runner.failures import Cause, Ending
+from gyre.runner.failures import Cause, Ending, HarnessRun
 from gyre.runner.slot import Slot
 from gyre.sandboxes import PROXY_URL, Mount, Sandbox, SandboxProvider, SandboxSpec
 from gyre.sandboxes.files import tail
 from gyre.tasks import Task
 
 LAST_WORDS = 4096
-
-
-class HarnessRun(msgspec.Struct, frozen=True, kw_only=True):
-    ending: Ending
-    sandbox: SandboxSpec
-    boot_s: float = 0.0
-    boot_waited_s: float = 0.0
-    harness_s: float = 0.0
 
 
 class HarnessRunner:

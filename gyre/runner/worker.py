@@ -1,7 +1,7 @@
-"""The runner worker: serves `Runner` and ends, with every sandbox, when it is cancelled.
+"""The runner worker: serves `Runner`. Sandboxes are held by the shim, so that executions outlive the runner.
 
-When it is killed instead, sandboxes die with it (`--die-with-parent`); their executions have no outcome and may be
-started again under the same id.
+A runner that comes after a lost one is told its executions again (`start`). It takes the outcome of one that has one
+from the store, finds what is held at the shim, and grades again what was being graded.
 """
 
 import asyncio
@@ -10,16 +10,20 @@ from pathlib import Path
 import msgspec
 
 from gyre.core.errors import GyreError
-from gyre.core.records import CallFacts
+from gyre.core.records import CallFacts, Outcome
 from gyre.evaluation import Evaluators
 from gyre.harnesses import HarnessProfile, check, load_profile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
-from gyre.runner.base import ExecutionReport, ExecutionSpec, Isolation, Runner
+from gyre.rpc import Connection, connect
+from gyre.runner.base import ExecutionReport, ExecutionSpec, Isolation, Runner, Shim
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
 from gyre.runner.harness import HarnessRunner
+from gyre.runner.keeping import Keeper
+from gyre.runner.shim import HeldHarness
 from gyre.sandboxes import SandboxProvider, open_provider
+from gyre.sandboxes.files import remove_tree
 from gyre.store import RunStore
 
 NO_CALLS = CallFacts()
@@ -28,25 +32,40 @@ NO_CALLS = CallFacts()
 async def main(config: RunnerConfig, context: WorkerContext) -> None:
     provider = open_provider(config.sandbox)
     with RunStore(Path(config.run_dir) / "gyre.sqlite") as store:
-        runner = LocalRunner(config, store, provider)
-        async with serving_rpc(runner, Runner, context):
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await runner.shutdown()
+        shim = connect(Shim, config.shim, context.secret) if config.shim else None
+        runner = LocalRunner(config, store, provider, shim)
+        try:
+            async with serving_rpc(runner, Runner, context):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await runner.shutdown()
+        finally:
+            if shim is not None:
+                await shim.close()
 
 
 class LocalRunner:
     """Implements `Runner` with sandboxes of this machine. Tasks and outcomes of the worker's lifetime are kept."""
 
-    def __init__(self, config: RunnerConfig, store: RunStore, provider: SandboxProvider | None = None) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        store: RunStore,
+        provider: SandboxProvider | None = None,
+        shim: Connection[Shim] | None = None,
+    ) -> None:
+        """Without a `shim` the sandboxes are this process's own."""
         self._config = config
         self._store = store
+        self._outcomes = store.outcomes()
+        """Of earlier runners."""
         self._provider = provider or open_provider(config.sandbox)
-        self._harness = HarnessRunner(config, self._provider)
+        self._harness = HeldHarness(config, self._provider, shim) if shim else HarnessRunner(config, self._provider)
         self._evaluators = Evaluators(
             config.evaluation, Path(config.run_dir), self._provider.create, limits=config.sandbox.limits
         )
+        self._keeper = Keeper(config.section.keep, Path(config.run_dir) / "workspaces", self._outcomes, remove_tree)
         self._gradings = asyncio.Semaphore(config.evaluation.at_a_time)
         self._profiles: dict[str, HarnessProfile] = {}
         self._executions: dict[str, Execution] = {}
@@ -67,7 +86,9 @@ class LocalRunner:
             self._store.put_assessment,
         )
         self._executions[spec.execution_id] = execution
-        self._tasks[spec.execution_id] = asyncio.create_task(self._run(execution), name=spec.execution_id)
+        known = self._outcomes.get(spec.execution_id)
+        work = self._run(execution) if known is None else self._repeat(execution, known)
+        self._tasks[spec.execution_id] = asyncio.create_task(work, name=spec.execution_id)
 
     async def wait_closed(self, execution_id: str) -> None:
         await self._known(execution_id).closed.wait()
@@ -91,17 +112,26 @@ class LocalRunner:
         )
 
     async def shutdown(self) -> None:
-        """Ends every sandbox; executions without an outcome stay without one."""
+        """Ends every sandbox of its own, and every grader; executions without an outcome stay without one."""
+        if isinstance(self._harness, HeldHarness):
+            self._harness.detached = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._evaluators.close()
+        await self._keeper.close()
         await self._provider.close()
 
     async def _run(self, execution: Execution) -> ExecutionReport:
         report = await execution.run()
         self._store.put_outcome(report.outcome)
+        self._keeper.closed(report.outcome)
         return report
+
+    async def _repeat(self, execution: Execution, outcome: Outcome) -> ExecutionReport:
+        """What a runner before this one reported."""
+        execution.closed.set()
+        return execution.reported(outcome)
 
     async def _profile(self, name: str) -> HarnessProfile:
         if name not in self._profiles:

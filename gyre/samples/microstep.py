@@ -5,6 +5,7 @@ Shapes: `_T` tokens of a row; targets of a row are indexed by position in the ro
 
 import msgspec
 
+from gyre.core.drift import merged
 from gyre.core.expert_routing import ExpertRouting
 
 DISCARDED = -1
@@ -54,3 +55,39 @@ class MicroStep(msgspec.Struct, frozen=True, kw_only=True):
     """Σ row tokens."""
     cost: float
     """Relative compute cost (linear plus Σn² attention part), for balancing."""
+
+
+class MicroStepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of training on one micro-step, or, by `+`, on several: the one struct from a replica to the journal."""
+
+    loss: float = 0.0
+    """Σ weight_i · Σ_u ℓ_u over the executions of the micro-step."""
+    targets: int = 0
+    executions: int = 0
+    clipped_executions: int = 0
+    """m_i = 0 by the sequence-level clip."""
+    gap_count: int = 0
+    """Targets sampled at exactly the trained version."""
+    gap_sum: float = 0.0
+    """Σ |trainer log-prob − behaviour log-prob| over them."""
+    gap_max: float = 0.0
+    ratios: dict[int, list[int]] = {}
+    """Targets by the version that sampled them and by ratio ρ_u before the cap: `core.drift.ratio_histograms`."""
+    replayed: int = 0
+    """With routing replay: tokens computed with recorded experts."""
+    unrecorded: int = 0
+    """With routing replay: tokens whose experts the trainer chose itself, because no record tells them."""
+
+    def __add__(self, other: "MicroStepResult") -> "MicroStepResult":
+        return MicroStepResult(
+            loss=self.loss + other.loss,
+            targets=self.targets + other.targets,
+            executions=self.executions + other.executions,
+            clipped_executions=self.clipped_executions + other.clipped_executions,
+            gap_count=self.gap_count + other.gap_count,
+            gap_sum=self.gap_sum + other.gap_sum,
+            gap_max=max(self.gap_max, other.gap_max),
+            ratios=merged((self.ratios, other.ratios)),
+            replayed=self.replayed + other.replayed,
+            unrecorded=self.unrecorded + other.unrecorded,
+        )

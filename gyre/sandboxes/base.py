@@ -109,6 +109,15 @@ class Sandbox(Protocol):
         """Writes a file of a writable directory, with the directories above it, for the user; otherwise as `upload`."""
         ...
 
+    @property
+    def has_users(self) -> bool:
+        """Whether users other than "agent" have an id of their own here: neither signals nor files are shared then."""
+        ...
+
+    async def give(self, path: Path, user: str) -> None:
+        """Gives a file or tree of the host, below `spec.root`, to a user inside. Only before the first `exec`."""
+        ...
+
     async def restore(self, before: SandboxSpec) -> None:
         """Copies the work of a closed sandbox of the same provider that was kept. Only before the first `exec`.
         Raises SandboxError."""

@@ -168,6 +168,16 @@ class BubblewrapSandbox:
             raise SandboxError(f"sandbox {self.spec.name}: {target}: {error.strerror}.") from error
         await self._give(missing[-1] if missing else path)
 
+    @property
+    def has_users(self) -> bool:
+        return self._host.has_users
+
+    async def give(self, path: Path, user: str) -> None:
+        self._before_exec("give", str(path))
+        owner = self._host.owner(user)
+        if owner is not None:
+            await give(path, owner)
+
     async def restore(self, before: SandboxSpec) -> None:
         self._before_exec("restore", before.name)
         await copy(f"{before.workspace}/.", self.spec.workspace)

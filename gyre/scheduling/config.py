@@ -44,7 +44,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pool_capacity: int = 0
     """C_s: concurrent executions of the standalone pool, all its engines together."""
     pool_engines: int = 1
-    """Engines of the pool, numbered −1, −2, …; without meaning when C_s = 0."""
+    """Engines of the pool, numbered from K on; without meaning when C_s = 0."""
     min_supply: float = 0.125
     """ρ_min, supply check: ready groups needed before a cell may join, in units of B."""
     supply_wait_s: float = 60.0
@@ -73,8 +73,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def pool(self) -> list[int]:
-        """Ids of the pool's engines."""
-        return [-1 - i for i in range(self.pool_engines)] if self.pool_capacity else []
+        """Numbers of the pool's engines: K, K+1, …"""
+        return list(range(self.cells, self.cells + self.pool_engines)) if self.pool_capacity else []
 
 
 def capacity(config: SchedulerConfig, training: int) -> int:

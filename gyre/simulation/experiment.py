@@ -66,7 +66,7 @@ def simulate(
 
         executions = LoadedExecutions(params, drawn.get)
         cells.on_admitting = lambda engines: executions.served_by(
-            sum(layout.pool_nodes if engine < 0 else layout.cell_nodes for engine in engines)
+            sum(layout.pool_nodes if engine >= config.cells else layout.cell_nodes for engine in engines)
         )
         environment = Environment(
             clock, drawn, executions, SimMaterializer(drawn.costs), cells, MemoryJournal(stats.read, *readers)

@@ -7,18 +7,17 @@ import msgspec
 
 from gyre.control.base import (
     NO_CALLS,
-    Handoff,
     ProcessFailure,
     Publication,
     ReadyGroup,
-    UpdateStats,
     WorkerId,
-    WorkResult,
 )
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event
-from gyre.samples.microstep import MicroStep
+from gyre.proxy.base import DrainReport
+from gyre.samples.microstep import MicroStep, MicroStepResult
+from gyre.training.base import StepStats
 
 
 class SimMaterializer:
@@ -85,7 +84,7 @@ class SimCells:
         self.admitting = list(cells)
         self.on_admitting(cells)
 
-    async def leave_rollout(self, cell: int) -> Handoff:
+    async def leave_rollout(self, cell: int) -> DrainReport:
         self._demand(cell not in self.admitting, f"Cell {cell} leaves rollout while it admits.")
         del self._engines[cell]
         await self._spend(cell, self._times.to_training_s)
@@ -96,10 +95,10 @@ class SimCells:
         self._demand(cell == 0 or 0 in self._training, f"Cell {cell} pulls weights but the core does not train.")
         self._training[cell] = version
 
-    async def train(self, cell: int, work: MicroStep) -> WorkResult:
+    async def train(self, cell: int, work: MicroStep) -> MicroStepResult:
         self._demand(self._training.get(cell) == self._version, f"Cell {cell} trains with other weights than the core.")
         await self._spend(cell, work.cost / self._nodes)
-        return WorkResult(executions=1, targets=1)
+        return MicroStepResult(executions=1, targets=1)
 
     async def leave_training(self, cell: int) -> None:
         self._training.pop(cell, None)
@@ -112,14 +111,14 @@ class SimCells:
         self._known.add(cell)
         self._engines[cell] = version
 
-    async def update(self, training_cells: int) -> UpdateStats:
+    async def update(self, training_cells: int) -> StepStats:
         self._demand(
             set(range(training_cells)) <= set(self._training), f"Cells 0..{training_cells - 1} do not all train."
         )
         await self._clock.sleep(self._times.update_s)
         self._version += 1
         self._training[0] = self._version
-        return UpdateStats(version=self._version, grad_norm=1.0)
+        return StepStats(version=self._version, grad_norm=1.0)
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:
         self._demand(version == self._version, f"Version {version} is published by a core at {self._version}.")

@@ -62,6 +62,7 @@ def load_task(path: str | Path) -> Task:
             memory_mb=field.megabytes("environment.memory_mb"),
             storage_mb=field.megabytes("environment.storage_mb"),
         ),
+        verifier_user=_verifier_user(directory, field.get("verifier.user", str)),
         reward_range=_reward_range(directory, field.get("verifier.reward_range", tuple[float, float])),
         raw=raw,
     )
@@ -102,6 +103,12 @@ def _refuse_unsupported(directory: Path, raw: dict[str, Any]) -> None:
             f"{directory}: {part}: the task needs a container image, which the bubblewrap sandbox does not have; "
             "put its initial files in environment/workspace/."
         )
+
+
+def _verifier_user(directory: Path, user: str | None) -> str:
+    if user not in (None, "root", "agent"):
+        raise TaskError(f'{directory}: task.toml: verifier.user is {user!r}; a grader runs as "root" or "agent".')
+    return user or "root"
 
 
 def _reward_range(directory: Path, bounds: tuple[float, float] | None) -> tuple[float, float]:

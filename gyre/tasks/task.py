@@ -28,6 +28,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     agent_timeout_s: float | None = None
     verifier_timeout_s: float | None = None
     limits: TaskLimits = TaskLimits()
+    verifier_user: str = "root"
+    """Who runs the grader, where a sandbox has users: "root", or "agent", which what the policy wrote belongs to."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest reward that the grader may give; what is outside is none."""
     raw: dict[str, Any] = {}

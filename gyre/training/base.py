@@ -8,34 +8,8 @@ from typing import Protocol
 import msgspec
 
 from gyre.core.expert_routing import ExpertRouting
-from gyre.samples.microstep import ExecutionRows, MicroStep, Row
+from gyre.samples.microstep import MicroStep, MicroStepResult
 from gyre.transport.base import WeightRef
-
-__all__ = ["ExecutionRows", "MicroStep", "MicroStepResult", "Row", "StepStats", "Trainer"]
-
-
-class MicroStepResult(msgspec.Struct, frozen=True, kw_only=True):
-    loss: float
-    """Σ weight_i · Σ_u ℓ_u over the executions of the micro-step."""
-    targets: int
-    executions: int
-    clipped_executions: int
-    """m_i = 0 by the sequence-level clip."""
-    gap_count: int
-    """Targets sampled at exactly the trained version."""
-    gap_sum: float
-    """Σ |trainer log-prob − behaviour log-prob| over them."""
-    gap_max: float
-    ratio_max: float
-    """Largest token ratio ρ_u before the cap."""
-    ratios: dict[int, list[int]] = {}
-    """Targets by the version that sampled them and by ratio ρ_u before the cap: `core.drift.ratio_histograms`."""
-    scored: bool
-    """True when a separate scoring pass was needed."""
-    replayed: int = 0
-    """With routing replay: tokens computed with recorded experts."""
-    unrecorded: int = 0
-    """With routing replay: tokens whose experts the trainer chose itself, because no record tells them."""
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +21,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 class Trainer(Protocol):
     """The trainer of one cell: the controller talks to rank 0, which leads the cell's other ranks. Between cells,
-    `reduce` is entered by all members.
+    `reduce` is entered by all that train.
 
     Life: (asleep) wake → join → micro_step* → reduce → [core: optimizer_step → publish → retire] → … → sleep.
     """
@@ -72,8 +46,8 @@ class Trainer(Protocol):
         """
         ...
 
-    async def reduce(self, generation: int, members: int) -> None:
-        """Sums gradients of cells 0..members−1 to the core. Called on each of them; members == 1 is a no-op."""
+    async def reduce(self, generation: int, cells: int) -> None:
+        """Sums gradients of cells 0..cells−1 to the core. Called on each of them; with one cell it is a no-op."""
         ...
 
     async def optimizer_step(self) -> StepStats:

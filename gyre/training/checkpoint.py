@@ -2,7 +2,7 @@
 
     config.json, tokenizer files,
     templates, licence, …          copied from the model that training started from
-    model.safetensors              parameters, Hugging Face names and shapes
+    model.safetensors              parameters, Hugging Face names and shapes, and what the model has besides
     optimizer.safetensors          Adam moments under "<moment>/<parameter>", and the torch RNG state
     trainer.json                   version and number of updates
 
@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from gyre.core.errors import CheckpointFailed, ConfigError, WeightsUnavailable
 from gyre.store.rundir import CHECKPOINT_COUNTERS, CHECKPOINT_OPTIMIZER, CHECKPOINT_WEIGHTS
-from gyre.transport import experts
+from gyre.training.files import Files
 
 _RNG = "rng/torch"
 _PARTIAL = ".partial"
@@ -93,7 +93,8 @@ def _write(target: Path, model_dir: Path, checkpoint: CheckpointReader) -> None:
         elif file.is_dir() and file.name in _FOLDERS:
             shutil.copytree(file, partial / file.name)
     moments = {f"{m}/{name}": t for m, tensors in checkpoint.moments.items() for name, t in tensors.items()}
-    save_file(_plain(experts.split(checkpoint.parameters)), partial / CHECKPOINT_WEIGHTS, metadata={"format": "pt"})
+    whole = {**carried(str(model_dir), checkpoint.parameters), **checkpoint.parameters}
+    save_file(_plain(whole), partial / CHECKPOINT_WEIGHTS, metadata={"format": "pt"})
     save_file(_plain({**moments, _RNG: checkpoint.rng}), partial / CHECKPOINT_OPTIMIZER)
     counters = _Counters(checkpoint.version, checkpoint.steps)
     (partial / CHECKPOINT_COUNTERS).write_bytes(msgspec.json.encode(counters))
@@ -136,20 +137,19 @@ def read(directory: str, model_dir: str) -> CheckpointReader:
     for key, tensor in rest.items():
         moment, _, name = key.partition("/")
         moments.setdefault(moment, {})[name] = tensor
-    with reading(f"{directory}/model.safetensors"):
-        parameters = experts.fuse(parameters)
     return CheckpointReader(
         version=counters.version, steps=counters.steps, parameters=parameters, moments=moments, rng=rng
     )
 
 
-def read_initial(model_dir: str) -> dict[str, torch.Tensor]:
-    """The safetensors weights of a Hugging Face directory, in fp32. Raises ConfigError when there are none, and
-    WeightsUnavailable when experts are incomplete."""
-    files = sorted(Path(model_dir).glob("model*.safetensors"))
-    if not files:
-        raise ConfigError(f"{model_dir} has no model*.safetensors: convert the weights to safetensors first")
-    return experts.fuse({name: tensor.float() for file in files for name, tensor in load_file(file).items()})
+def carried(model_dir: str, trained: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a model's files that are not trained (vision, multi-token prediction), as they are."""
+    try:
+        files = Files(model_dir)
+    except ConfigError:
+        return {}
+    tied = {"lm_head.weight"} if "lm_head.weight" not in trained else set()
+    return {name: files.tensor(name) for name in files if name not in trained and name not in tied}
 
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

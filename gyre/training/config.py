@@ -1,63 +1,78 @@
 """Configuration of a trainer process."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from gyre.core.config import Positive
-from gyre.core.errors import ConfigError
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
 
 Precision = Literal["float32", "bfloat16"]
-"""Of matrix products and attention. Parameters, gradients, optimizer state and everything published are fp32."""
+"""Of parameters, matrix products and what is published. With bfloat16 the core has fp32 masters of the parameters.
+Gradients, optimizer state, norms, routers and log-probabilities are fp32 always."""
 
-
-def require_trainable(model: Mapping[str, Any], where: str) -> None:
-    """`model`: what a Hugging Face config.json says. Raises ConfigError naming what Gyre's trainer cannot do."""
-    for field, allowed in (
-        ("model_type", ("qwen3", "qwen3_moe", "llama")),
-        ("hidden_act", ("silu",)),
-        ("attention_bias", (False,)),
-        ("mlp_bias", (False,)),
-        ("use_sliding_window", (False,)),
-    ):
-        value = model.get(field, allowed[0])
-        if value not in allowed:
-            raise ConfigError(f"{where}: {field}={value!r} cannot be trained, allowed: {', '.join(map(str, allowed))}")
+Activations = Literal["keep", "recompute", "offload"]
+"""What of a forward pass waits for the backward pass: everything; each layer's input, from which the layer is computed
+again; or that input in host memory."""
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layout of a cell; the same for all cells of a run. A size that the backend lacks is a ValueError, which a config
-    file's reader reports with file and key."""
+    """Layout of a cell; the same for all cells of a run. A size that cannot be is a ValueError, which a config file's
+    reader reports with file and key."""
 
     tensor: int = 1
+    """Ranks that share out heads and the width of layers; tokens between products are split over them too."""
     pipeline: int = 1
+    """Stages."""
+    stages: list[int] = []
+    """Layers of each stage. Default: as even as can be, the first and the last stage having the fewest."""
     data: int = 1
     """Replicas inside the cell; they share out the executions of each micro-step."""
     context: int = 1
+    """Ranks that share out the tokens of a pack."""
     expert: int = 1
+    """Ranks that share out the experts; they are taken from the tensor, context and data ranks of a stage."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "data", "context", "expert"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} is not a number of ranks: it must be at least 1")
-        if self.context > 1:
+        of_stage = self.tensor * self.data * self.context
+        if of_stage % self.expert:
             raise ValueError(
-                f"context = {self.context}: attention over trees is not split over context-parallel ranks; "
-                "it must be 1, use tensor parallelism for long rows"
+                f"expert = {self.expert} does not divide tensor × context × data = {of_stage}, the ranks of a stage "
+                "that share out its experts"
             )
-        if self.expert > 1:
+        if self.stages and (len(self.stages) != self.pipeline or min(self.stages) < 1):
             raise ValueError(
-                f"expert = {self.expert}: experts are split over tensor-parallel ranks, each holding a part of every "
-                "expert; it must be 1"
+                f"stages = {self.stages} must have one number of layers, at least 1, for each of pipeline = "
+                f"{self.pipeline} stages"
             )
 
     @property
     def ranks(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether replicas exchange tokens, so that each must compute as many packs as the others."""
+        return self.expert > self.tensor * self.context
+
+
+def stages_of(layout: ParallelConfig, layers: int) -> list[int]:
+    """Layers of each pipeline stage. Raises ValueError when they are too few, or not those of the model."""
+    if layout.stages:
+        if sum(layout.stages) != layers:
+            raise ValueError(f"stages = {layout.stages} have {sum(layout.stages)} layers and the model has {layers}")
+        return list(layout.stages)
+    if layers < layout.pipeline:
+        raise ValueError(f"{layers} layers cannot be split over {layout.pipeline} pipeline stages")
+    least, more = divmod(layers, layout.pipeline)
+    # Embedding and output weigh on the ends: extra layers go to the middle first.
+    order = sorted(range(layout.pipeline), key=lambda stage: (min(stage, layout.pipeline - 1 - stage) == 0, stage))
+    return [least + (order.index(stage) < more) for stage in range(layout.pipeline)]
 
 
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +86,10 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of matrices; norms and biases do not decay."""
     clip_norm: Annotated[float, Meta(gt=0)] = 1.0
     """Global gradient norm above which the gradient is scaled down."""
+    shard: bool = False
+    """Ranks of the core that hold the same parameters share out their optimizer state (ZeRO-1)."""
+    offload: bool = False
+    """Optimizer state waits in host memory between updates."""
 
 
 class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +97,9 @@ class TrainerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     parallel: ParallelConfig = ParallelConfig()
     precision: Precision = "float32"
+    activations: Activations = "keep"
+    logprob_chunk: Positive = 1024
+    """Targets whose logits exist at one time; more are processed chunk by chunk and recomputed in the backward pass."""
     share_prefixes: bool = True
     """Packed-tree training: rows of one pack that begin alike compute the common part once. False: every row is
     computed whole, and counts whole in `admission.micro_step_tokens`."""

@@ -10,9 +10,8 @@ import torch
 
 from gyre.core.drift import Histograms, merged, ratio_histograms
 from gyre.core.errors import InvariantViolation
-from gyre.samples.microstep import ExecutionRows, MicroStep, Row
+from gyre.samples.microstep import ExecutionRows, MicroStep, MicroStepResult, Row
 from gyre.training import objective
-from gyre.training.base import MicroStepResult
 from gyre.training.objective import ObjectiveConfig
 
 Entry = tuple[int, int]
@@ -25,7 +24,6 @@ class ClipDecision:
 
     keeps: bool
     sequence_ratio: float
-    ratio_max: float
 
 
 def require_known(ids_T: Sequence[int], vocabulary: int, where: str) -> None:
@@ -72,6 +70,11 @@ def needs_scoring(micro_step: MicroStep) -> bool:
     """Whether a no-grad pass over all packs must come before the first backward: an execution's clip needs all of its
     log-probs, and never more than one pack's activations are kept."""
     return len(micro_step.packs) > 1
+
+
+def computed_packs(micro_step: MicroStep) -> int:
+    """Packs that have targets; the others are left out."""
+    return sum(any(row.targets for row in rows_of(micro_step, pack)) for pack in micro_step.packs)
 
 
 class Evaluation:
@@ -133,9 +136,7 @@ class Evaluation:
             gap_count=len(gaps),
             gap_sum=sum(gaps),
             gap_max=max(gaps, default=0.0),
-            ratio_max=max((decision.ratio_max for decision in made), default=0.0),
             ratios=merged(histograms),
-            scored=needs_scoring(self._micro_step),
         )
 
     def _decide(self, index: int, execution: ExecutionRows) -> ClipDecision | None:
@@ -145,7 +146,7 @@ class Evaluation:
         ratios = objective.log_ratios(logprobs, _behaviour(execution.rows, logprobs))
         ratio = objective.sequence_ratio(ratios)
         keeps = objective.keeps_gradient(ratio, execution.advantage, self._config)
-        return ClipDecision(keeps, ratio, float(ratios.max().exp()))
+        return ClipDecision(keeps, ratio)
 
 
 def _behaviour(rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor:

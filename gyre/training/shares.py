@@ -3,14 +3,10 @@
 An execution stays with one replica, so its clip needs nothing from the others; gradients are summed once a batch.
 """
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
-from gyre.core.drift import merged
 from gyre.samples.microstep import MicroStep
 from gyre.samples.packing import row_cost
-from gyre.training.base import MicroStepResult
 
 
 def share(micro_step: MicroStep, replicas: int) -> list[MicroStep]:
@@ -31,24 +27,6 @@ def share(micro_step: MicroStep, replicas: int) -> list[MicroStep]:
         load[replica] += cost
         members[replica] += part
     return [_only(micro_step, sorted(mine), cost) for mine, cost in zip(members, load, strict=True)]
-
-
-def combine(results: Sequence[MicroStepResult]) -> MicroStepResult:
-    """The result of the whole micro-step from those of its shares."""
-    return MicroStepResult(
-        loss=sum(r.loss for r in results),
-        targets=sum(r.targets for r in results),
-        executions=sum(r.executions for r in results),
-        clipped_executions=sum(r.clipped_executions for r in results),
-        gap_count=sum(r.gap_count for r in results),
-        gap_sum=sum(r.gap_sum for r in results),
-        gap_max=max(r.gap_max for r in results),
-        ratio_max=max(r.ratio_max for r in results),
-        ratios=merged(r.ratios for r in results),
-        scored=any(r.scored for r in results),
-        replayed=sum(r.replayed for r in results),
-        unrecorded=sum(r.unrecorded for r in results),
-    )
 
 
 def _parts(micro_step: MicroStep) -> list[list[int]]:

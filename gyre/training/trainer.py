@@ -18,18 +18,18 @@ from msgspec.structs import replace
 
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.core.expert_routing import ExpertRouting
-from gyre.samples.microstep import MicroStep, Row
+from gyre.samples.microstep import MicroStep, MicroStepResult, Row
 from gyre.training import checkpoint, shares
 from gyre.training import loss as micro_loss
-from gyre.training.base import MicroStepResult, StepStats
+from gyre.training.base import StepStats
 from gyre.training.config import TrainerConfig
+from gyre.training.files import Files
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
 from gyre.training.megatron.adam import Adam
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
 from gyre.training.pipeline import Pipeline, Stage
-from gyre.transport import experts
 from gyre.transport.base import WeightRef, WeightTransport
 from gyre.transport.rendezvous import connect_store
 
@@ -61,25 +61,25 @@ class MegatronTrainer:
         parallel.initialize(config.section.parallel, config.rank, name, store)
         self._replica = Replica(
             config.model_dir,
+            config.section,
             config.temperature,
-            config.section.share_prefixes,
-            config.section.precision,
-            config.section.replay_routing,
+            sharded=self._core and config.section.optimizer.shard,
         )
         self._adam = Adam(self._replica, config.section.optimizer) if self._core else None
         model = self._replica.model
         self._groups = PrefixGroups(
             store, config.cell, config.rank, config.host, model.device, config.section.group_timeout_s
         )
-        stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
+        stage = Stage(parallel.pipeline_group(), model.config.hidden_size, self._replica.dtype, model.device)
         self._pipeline = Pipeline(stage, self._replica.forward)
         self._writer = checkpoint.Writer()
         self.version = 0 if self._core else -1
         """Policy version of the parameters; −1 before a satellite's first join."""
         self.phase = Phase.AWAKE
-        if self._core:
+        if self._adam is not None:
             with checkpoint.reading(f"{config.model_dir}/model*.safetensors"):
-                self._replica.scatter(checkpoint.read_initial(config.model_dir))
+                self._replica.scatter(Files(config.model_dir))
+                self._adam.take_parameters()
         self._release()
 
     def wake(self) -> None:
@@ -118,8 +118,8 @@ class MegatronTrainer:
         self._announce()
         # After an error the gradient is of no use: only `join` leads on.
         self.phase = Phase.AWAKE
-        mine = self._evaluate(shares.share(micro_step, self._config.section.parallel.data)[parallel.data_rank()])
-        result = None if mine is None else shares.combine(parallel.from_replicas(mine))
+        mine = self._evaluate(shares.share(micro_step, self._config.section.parallel.data))
+        result = None if mine is None else sum(parallel.from_replicas(mine), MicroStepResult())
         self.phase = Phase.JOINED
         return result
 
@@ -152,7 +152,7 @@ class MegatronTrainer:
         self._require("publish", Phase.AWAKE, Phase.JOINED, Phase.REDUCED)
         self._announce()
         whole = self._replica.whole()
-        return self._transport.publish(self.version, experts.split(whole)) if self._config.rank == 0 else None
+        return self._transport.publish(self.version, whole) if self._config.rank == 0 else None
 
     def retire(self, keep: list[int]) -> None:
         # The ranks that follow have published nothing.
@@ -177,7 +177,7 @@ class MegatronTrainer:
             routing=routing,
         )
         pack = self._replica.pack([row])
-        logprobs = self._pipeline.score(pack, pack.tokens)
+        logprobs = self._score(pack)
         return None if logprobs is None else list(logprobs.tolist())
 
     def save(self, directory: str) -> Future[None] | None:
@@ -213,22 +213,36 @@ class MegatronTrainer:
         self.version = state.version
         return state.version
 
-    def _evaluate(self, micro_step: MicroStep) -> MicroStepResult | None:
-        evaluation = micro_loss.Evaluation(micro_step, self.version, self._config.objective)
-        packs = [(entries, self._replica.pack(micro_loss.rows_of(micro_step, entries))) for entries in micro_step.packs]
+    def _evaluate(self, parts: list[MicroStep]) -> MicroStepResult | None:
+        """`parts`: what each replica of the cell does of a micro-step."""
+        mine = parts[parallel.data_rank()]
+        evaluation = micro_loss.Evaluation(mine, self.version, self._config.objective)
+        packs = [(entries, self._replica.pack(micro_loss.rows_of(mine, entries))) for entries in mine.packs]
         packs = [(entries, pack) for entries, pack in packs if pack.tokens]
-        if micro_loss.needs_scoring(micro_step):
+        idle, scored = 0, micro_loss.needs_scoring(mine)
+        if self._config.section.parallel.lockstep:
+            idle = max(micro_loss.computed_packs(part) for part in parts) - len(packs)
+            scored = any(micro_loss.needs_scoring(part) for part in parts)
+        if scored:
             for entries, pack in packs:
-                logprobs = self._pipeline.score(pack, pack.tokens)
+                logprobs = self._score(pack)
                 if logprobs is not None:
                     evaluation.observe(entries, torch.split(logprobs, list(pack.row_targets)))
+            for _ in range(idle):
+                self._score(self._replica.idle_pack())
         for entries, pack in packs:
-            self._pipeline.train(pack, pack.tokens, partial(_loss, evaluation, entries, pack))
+            self._pipeline.train(pack, self._replica.travelling(pack), partial(_loss, evaluation, entries, pack))
+        for _ in range(idle):
+            pack = self._replica.idle_pack()
+            self._pipeline.train(pack, self._replica.travelling(pack), torch.sum)
         if self._pipeline.stage.after > 0:
             return None
         replayed = sum(pack.replayed for _, pack in packs)
         tokens = sum(pack.tokens for _, pack in packs) if self._config.section.replay_routing else 0
         return replace(evaluation.result(), replayed=replayed, unrecorded=tokens - replayed)
+
+    def _score(self, pack: ForwardBatch) -> torch.Tensor | None:
+        return self._pipeline.score(pack, self._replica.travelling(pack))
 
     def _reduce_with_others(self, generation: int, members: int) -> None:
         # Both steps below work in place. The copy they can be undone with waits in host memory.
@@ -253,7 +267,7 @@ class MegatronTrainer:
         if weights is None or weights.version != version:
             given = "no weights" if weights is None else f"weights of version {weights.version}"
             raise InvariantViolation(f"cell {self._config.cell} was asked to join version {version} with {given}")
-        return experts.fuse(self._transport.pull(weights))
+        return self._transport.pull(weights)
 
     def _require(self, what: str, *phases: Phase) -> None:
         if self.phase not in phases:

@@ -17,8 +17,8 @@ from gyre.core.expert_routing import ExpertRouting
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
 from gyre.rpc.service import Method, methods
-from gyre.samples.microstep import MicroStep
-from gyre.training.base import MicroStepResult, StepStats, Trainer
+from gyre.samples.microstep import MicroStep, MicroStepResult
+from gyre.training.base import StepStats, Trainer
 from gyre.training.commands import Command, CommandStream
 from gyre.training.config import TrainerConfig
 from gyre.training.megatron import parallel

@@ -23,9 +23,12 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import numpy as np
 
+from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import GyreError, PeerLost, WeightsUnavailable
+from gyre.core.running_time import Silence
 from gyre.transport.base import WeightRef
 from gyre.transport.buffers import Buffers
+from gyre.transport.heartbeat import Heartbeat, beating
 from gyre.transport.section import MooncakeSection
 from gyre.transport.shm import ShmTransport, verified
 
@@ -36,6 +39,8 @@ Memory = np.memmap[tuple[int], np.dtype[np.uint8]]
 
 PIECE = 256 << 10
 """Bytes of one read; progress is seen between two of them."""
+LOOK_S = 0.1
+"""Between two looks for signs of life."""
 IN_FLIGHT = 8
 """Reads under way at a time. A large one alone waits long for its turns on a busy machine (docs/engines.md)."""
 
@@ -51,16 +56,18 @@ class Exposed(msgspec.Struct):
 class MooncakeTransport:
     """`WeightTransport`. `root` is this process's own directory in shared memory, `host` where other machines reach it.
     Raises GyreError when the transfer engine does not start. A dead publisher is seen at once; one that hangs, after
-    `stall_s` without any bytes."""
+    `stall_s` without any bytes and any sign of life; one that lives and delivers nothing, after `deliver_s`."""
 
-    def __init__(self, root: str, host: str, section: MooncakeSection) -> None:
+    def __init__(self, root: str, host: str, section: MooncakeSection, clock: Clock | None = None) -> None:
         from mooncake.engine import TransferEngine
 
         self._local = ShmTransport(root)
         self._engine = TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", section.protocol, section.device) != 0:
             raise GyreError(f"the Mooncake transfer engine did not start at {host} with protocol {section.protocol}")
-        self._stall_s = section.stall_s
+        self._section = section
+        self._clock = clock or SystemClock()
+        self._pulse = beating(host)
         self._session = f"{host}:{self._engine.get_rpc_port()}"
         self._buffers = Buffers(self._engine)
         self._exposed: dict[str, Exposed] = {}
@@ -77,7 +84,7 @@ class MooncakeTransport:
             mapping = mmap.mmap(file.fileno(), 0)
         address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._buffers.register(address, len(mapping))
-        uri = f"mooncake://{self._session}?address={address}&length={len(mapping)}"
+        uri = f"mooncake://{self._session}?address={address}&length={len(mapping)}&pulse={self._pulse}"
         ref = msgspec.structs.replace(local, uri=uri)
         self._exposed[local.uri] = Exposed(ref, mapping, address)
         return ref
@@ -117,10 +124,11 @@ class MooncakeTransport:
             raise WeightsUnavailable(f"no room for version {ref.version} of {ref.uri} in {path}: {error}") from error
         memory = np.memmap(path, dtype=np.uint8, mode="r+")
         self._buffers.register(memory.ctypes.data, memory.nbytes)
-        self._read(split.netloc, query["address"], memory, ref.version)
+        with Heartbeat(split.hostname or "", query["pulse"], self._section.stall_s) as heartbeat:
+            self._read(split.netloc, query["address"], memory, ref.version, heartbeat)
         return verified(ref, path)
 
-    def _read(self, session: str, address: int, memory: Memory, version: int) -> None:
+    def _read(self, session: str, address: int, memory: Memory, version: int, heartbeat: Heartbeat) -> None:
         """Fills `memory`, which is registered and is not afterwards. A read cannot be cancelled and a stopped publisher
         never answers, so reads run on threads of their own, which keep the buffer for as long as they hang."""
         here = memory.ctypes.data
@@ -147,17 +155,38 @@ class MooncakeTransport:
         for reader in readers:
             reader.start()
         try:
-            for _ in range(expected):
-                if done.get(timeout=self._stall_s) != 0:
-                    raise _failure(session, version)
-        except BaseException as error:
+            self._wait(done, expected, session, version, heartbeat)
+        except BaseException:
             starts.clear()
             threading.Thread(target=settle, name="mooncake-settle", daemon=True).start()
-            if isinstance(error, queue.Empty):
-                message = f"the publisher at {session} delivered nothing for {self._stall_s:g} s; it may hang"
-                raise PeerLost(message) from None
             raise
         settle()
+
+    def _wait(
+        self, done: "queue.SimpleQueue[int]", expected: int, session: str, version: int, heartbeat: Heartbeat
+    ) -> None:
+        """Returns when `expected` reads have ended well. Raises PeerLost or WeightsUnavailable."""
+        now = self._clock.now()
+        silent, idle = Silence(now, 2 * LOOK_S), Silence(now, 2 * LOOK_S)
+        while expected:
+            try:
+                code = done.get(timeout=LOOK_S)
+            except queue.Empty:
+                read = False
+            else:
+                if code != 0:
+                    raise _failure(session, version)
+                read, expected = True, expected - 1
+            now = self._clock.now()
+            if silent.look(now, read or heartbeat.heard()) >= self._section.stall_s:
+                raise PeerLost(
+                    f"the publisher at {session} delivered nothing and gave no sign of life for "
+                    f"{self._section.stall_s:g} s; it may hang"
+                )
+            if idle.look(now, read) >= self._section.deliver_s:
+                raise PeerLost(
+                    f"the publisher at {session} lives and delivered nothing for {self._section.deliver_s:g} s"
+                )
 
 
 def _failure(session: str, version: int) -> GyreError:

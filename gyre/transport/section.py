@@ -31,7 +31,9 @@ class MooncakeSection(
     device: str = ""
     """Names of the RDMA devices, separated by commas; "" leaves the choice to Mooncake."""
     stall_s: Annotated[float, Meta(gt=0)] = 1.5
-    """A publisher that completes no read for so long is lost. docs/engines.md has what a live one takes at worst."""
+    """A publisher that completes no read and gives no sign of life for so long is lost."""
+    deliver_s: Annotated[float, Meta(gt=0)] = 60.0
+    """One that gives signs of life and completes no read for so long is lost as well."""
 
 
 TransportSection = ShmSection | MooncakeSection

@@ -339,6 +339,8 @@ def check_journal(config: SchedulerConfig, events: list[ev.Event], *, complete: 
                 k += 1
                 assert event.waterlevel <= capacity(config, k)
             case ev.TransitionStarted(source="training"):
+                assert roles[event.cell] == "training"
+                assert event.cell not in leaving, "sent back once"
                 leaving.add(event.cell)
             case ev.TransitionFinished():
                 roles[event.cell] = event.target

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import torch
+from control_worlds import ListJournal
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gyre.control.live.cells import LiveCells
@@ -21,9 +22,9 @@ from gyre.control.live.launching import open_launcher
 from gyre.control.live.processes import Fleet
 from gyre.engines.local.config import LocalSection
 from gyre.proxy.base import DrainReport, EngineRoute
+from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
-from gyre.training.base import ExecutionRows, MicroStep, Row
 from gyre.training.config import OptimizerConfig, ParallelConfig
 from gyre.training.objective import ObjectiveConfig
 from gyre.transport.rendezvous import StoreServer
@@ -89,12 +90,12 @@ async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, L
     run_dir = RunDir.create(root / "run", "")
     async with open_launcher(config, run_dir) as launcher:
         rendezvous = StoreServer(launcher.host)
-        fleet = Fleet(launcher, config, run_dir, rendezvous.address)
+        fleet = Fleet(launcher, config, run_dir, rendezvous.address, ListJournal())
         fleet.proxy = ProxyThatRecords()  # type: ignore[assignment]
         try:
             await fleet.start_cells()
             cells = LiveCells(fleet, run_dir, config, VOCABULARY)
-            await cells.start(None)
+            await cells.go_back()
             yield fleet, cells
         finally:
             await fleet.close()

@@ -22,7 +22,7 @@ from gyre.simulation.executions import FixedExecutions
 from gyre.simulation.synthetic import CellTimes, SimCells, SimMaterializer
 from gyre.store.journal import surviving
 
-POOL = WorkerId("engine", -1)
+POOL = WorkerId("engine", 1)
 
 
 def config(**changes) -> SchedulerConfig:

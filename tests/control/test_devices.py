@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from control_worlds import ListJournal
 from hypothesis import given
 from hypothesis import strategies as st
 from live_fleet import run_config
@@ -71,7 +72,7 @@ def config(ids: list[str]) -> RunConfig:
 async def seen(run: RunConfig, root: Path) -> dict[str, str]:
     """Ids of the devices that each process sees, one after another."""
     launcher = LauncherThatNotes()
-    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "")
+    fleet = Fleet(launcher, run, RunDir.create(root / "run", ""), "", ListJournal())
     await fleet.start_cells()
     await fleet.close()
     ids = devices_here(run)
@@ -82,8 +83,8 @@ async def test_a_cell_shares_its_devices_and_pool_engines_have_their_own(tmp_pat
     assert await seen(config(list("01234567")), tmp_path) == {
         "engine-0": "01",
         "engine-1": "23",
-        "engine-pool1": "45",
-        "engine-pool2": "67",
+        "engine-2": "45",
+        "engine-3": "67",
         "trainer-0": "0",
         "trainer-0-rank1": "1",
         "trainer-1": "2",
@@ -95,7 +96,7 @@ async def test_a_weight_sender_has_a_device_of_its_own(tmp_path: Path) -> None:
     run = config(list("01234567"))
     engine = SglangSection(python="python", tensor=2, weights="broadcast", sender_gpu="8")
     found = await seen(msgspec.structs.replace(run, engine=engine), tmp_path)
-    assert (found["engine-1"], found["engine-1-sender"], found["engine-pool2-sender"]) == ("23", "8", "8")
+    assert (found["engine-1"], found["engine-1-sender"], found["engine-3-sender"]) == ("23", "8", "8")
     with pytest.raises(ConfigError, match=r'sender_gpu = "8" is in devices\.ids'):
         msgspec.structs.replace(config(list("012345678")), engine=engine).device_assignment()
 

@@ -7,6 +7,7 @@ from unittest.mock import create_autospec
 
 import msgspec
 import pytest
+from control_worlds import ListJournal
 from live_fleet import make_policy_model, run_config
 
 from gyre.control.base import WorkerId
@@ -105,7 +106,7 @@ class _SecondRankFails:
 async def test_a_cell_that_is_not_complete_leaves_no_rank_behind(config: RunConfig, tmp_path: Path) -> None:
     """It would keep the devices that the next attempt needs."""
     launcher = _SecondRankFails()
-    fleet = Fleet(cast(Launcher, launcher), config, RunDir(tmp_path), store="")
+    fleet = Fleet(cast(Launcher, launcher), config, RunDir(tmp_path), "", ListJournal())
     with pytest.raises(GyreError, match="trainer-1-rank1 was not ready"):
         await fleet.start_worker(WorkerId("trainer", 1))
     assert launcher.first_is_there.is_set()

@@ -30,7 +30,7 @@ SCHEDULER = SchedulerConfig(
     pool_capacity=4,
     max_steps=1,
 )
-ENGINE = WorkerId("engine", -1)
+ENGINE = WorkerId("engine", 1)
 
 
 def interpreter(root: Path) -> Path:
@@ -50,23 +50,23 @@ async def test_a_lost_sender_is_replaced_with_its_engine_and_a_failed_start_leav
     config = run_config(make_policy_model(tmp_path / "model"), SCHEDULER, ParallelConfig(), RecoverySection())
     section = SglangSection(python=str(python), device="cpu", dtype="float32", weights="broadcast")
     async with running(msgspec.structs.replace(config, engine=section), tmp_path) as (fleet, cells):
-        await cells.enter_rollout(-1, 0)
+        await cells.enter_rollout(1, 0)
         engine, sender = fleet.worker(ENGINE).processes
-        assert (engine.spec.name, sender.spec.name) == ("engine-pool1", "engine-pool1-sender")
+        assert (engine.spec.name, sender.spec.name) == ("engine-1", "engine-1-sender")
         assert (await fleet.worker(ENGINE).connection.stub.status()).version == 0
 
         os.kill(sender.pid, signal.SIGKILL)
         failure = await cells.next_failure()
         assert failure.worker == ENGINE
-        assert "engine-pool1-sender ended (killed by signal 9)" in failure.detail
+        assert "engine-1-sender ended (killed by signal 9)" in failure.detail
         await cells.replace(ENGINE)
         assert not psutil.pid_exists(engine.pid)
-        await cells.enter_rollout(-1, 0)
+        await cells.enter_rollout(1, 0)
         assert (await fleet.worker(ENGINE).connection.stub.status()).version == 0
 
         await fleet.kill(fleet.worker(ENGINE))
         before = processes()
         python.write_text("#!/bin/sh\nexit 1\n")
-        with pytest.raises(GyreError, match=r"engine-pool1\.2 ended while starting"):
+        with pytest.raises(GyreError, match=r"engine-1\.2 ended while starting"):
             await fleet.start_worker(ENGINE)
         assert processes() == before

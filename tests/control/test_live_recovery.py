@@ -20,8 +20,8 @@ from gyre.control.live.progress import EngineWatch
 from gyre.core import events as ev
 from gyre.core.clock import SystemClock
 from gyre.core.records import Outcome, Validity
+from gyre.samples.microstep import MicroStep
 from gyre.scheduling.config import SchedulerConfig
-from gyre.training.base import MicroStep
 from gyre.training.config import ParallelConfig
 from gyre.transport.shm import ShmTransport
 
@@ -40,7 +40,7 @@ SCHEDULER = SchedulerConfig(
 )
 MICRO_STEPS = 6
 """Of a group."""
-SATELLITE, ENGINE = WorkerId("trainer", 1), WorkerId("engine", -1)
+SATELLITE, ENGINE = WorkerId("trainer", 1), WorkerId("engine", 2)
 
 
 def work_of(group: int) -> list[MicroStep]:

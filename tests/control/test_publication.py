@@ -20,7 +20,7 @@ from gyre.store import RunDir
 from gyre.training.config import ParallelConfig
 from gyre.transport.base import WeightRef
 
-CORE, FIRST, SECOND = WorkerId("trainer", 0), WorkerId("engine", 0), WorkerId("engine", -1)
+CORE, FIRST, SECOND = WorkerId("trainer", 0), WorkerId("engine", 0), WorkerId("engine", 1)
 WEIGHTS = WeightRef(version=1, uri="", checksum="")
 SCHEDULER = SchedulerConfig(
     groups_per_step=1, executions_per_group=1, cells=1, cell_capacity=4, pool_capacity=4, max_steps=1
@@ -81,6 +81,9 @@ async def test_a_process_that_takes_the_place_of_a_lost_engine_is_left_alone(tmp
     fleet.put(CORE, core)
     config = run_config(tmp_path, SCHEDULER, ParallelConfig(), RecoverySection())
     cells = LiveCells(fleet, RunDir(tmp_path), config, VOCABULARY)
+    await cells.enter_training(CORE.cell, 1)
+
+    await cells.enter_training(0, 0)
 
     publication = await cells.publish(1, [SECOND.cell, FIRST.cell])
     assert [probe.cell for probe in publication.probes] == [SECOND.cell]

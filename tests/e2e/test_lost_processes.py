@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 3
-ENGINES = ("engine-0", "engine-1", "engine-pool1")
+ENGINES = ("engine-0", "engine-1", "engine-2")
 
 
 def kill(command: int, log: str) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gyre.chat.conversation import Conversation, Message, Tool
 from gyre.chat.render import ChatRenderer
-from gyre.training.config import require_trainable
+from gyre.training.families import read_architecture
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "smollm2.py"
 HIDDEN, HEADS, INNER, LAYERS = 32, 4, 64, 2
@@ -119,7 +119,7 @@ def test_the_script_leaves_a_model_that_a_run_can_begin_with(reader: Path, tmp_p
 
     made = cache / "smollm2"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
-    require_trainable(model.config.to_dict(), str(made))
+    read_architecture(model.config.to_dict(), str(made))
     assert model.dtype == torch.float32
     weights = model.state_dict()
     assert np.array_equal(weights["model.embed_tokens.weight"], tensors["token_embd"])

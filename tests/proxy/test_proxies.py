@@ -68,8 +68,8 @@ async def test_an_execution_stays_with_its_worker_and_engines_concern_all() -> N
     assert all(worker.opened == worker.closed != [] for worker in workers)
     assert sorted(name for worker in workers for name in worker.opened) == sorted(EXECUTIONS)
 
-    await proxies.set_routes([EngineRoute(cell=cell, address=f"a{cell}", capacity=4) for cell in (-1, 0, 1)])
-    assert [[route.cell for route in worker.routes] for worker in workers] == [[-1, 0, 1]] * 3
+    await proxies.set_routes([EngineRoute(cell=cell, address=f"a{cell}", capacity=4) for cell in (0, 1, 2)])
+    assert [[route.cell for route in worker.routes] for worker in workers] == [[0, 1, 2]] * 3
     assert await proxies.drain(5) == DrainReport(calls_in_flight=15, rerouted=6, with_kv=3, failed=0)
     assert await proxies.stats() == ProxyStats(
         sessions=3, calls_running=6, calls_done=9, calls_by_cell={0: 3, 1: 2, 2: 2, 3: 2}, held=12,

@@ -69,11 +69,11 @@ def test_place_breaks_ties_by_execution_and_spreads() -> None:
 
 
 def test_relocate_takes_pool_first_then_the_cell_that_leaves_last() -> None:
-    routes = [route(0), route(1), route(2), route(-1)]
-    assert relocate(routes, {}).cell == -1
-    assert relocate(routes, {-1: 4}).cell == 2
-    assert relocate(routes, {-1: 4, 2: 4}).cell == 1
-    assert relocate(routes, {-1: 4, 0: 4, 1: 5, 2: 4}).cell in (-1, 0, 2)
+    routes = [route(0), route(1), route(2), route(3)]
+    assert relocate(routes, {}).cell == 3
+    assert relocate(routes, {3: 4}).cell == 2
+    assert relocate(routes, {3: 4, 2: 4}).cell == 1
+    assert relocate(routes, {3: 4, 0: 4, 1: 5, 2: 4}).cell in (3, 0, 2)
 
 
 async def test_T43_an_execution_stays_on_its_engine(make_world: Callable[..., World]) -> None:
@@ -152,12 +152,12 @@ async def test_drain_cuts_an_engine_that_does_not_let_go(make_world: Callable[..
 async def test_T39_a_failing_engine_is_replaced(
     make_world: Callable[..., World], failure: Exception, after: int | None
 ) -> None:
-    world = make_world([0, -1])
+    world = make_world([0, 1])
     world.engines[0].fail, world.engines[0].fail_after = failure, after
     world.router.set_routes([route(0)])
     running = asyncio.create_task(world.call())
     await until(lambda: world.engines[0].requests)
-    world.router.set_routes([route(0), route(-1)])
+    world.router.set_routes([route(0), route(1)])
     world.check(await running)
 
 
@@ -166,12 +166,12 @@ async def test_T27_a_call_that_moves_tells_the_experts_of_each_position_once(
     make_world: Callable[..., World], start: int | None
 ) -> None:
     """The engine that goes on is asked for what the lost one has not told."""
-    world = make_world([0, -1])
+    world = make_world([0, 1])
     world.engines[0].fail, world.engines[0].fail_after = PeerLost("gone"), 15
     world.router.set_routes([route(0)])
     running = asyncio.create_task(world.call(routing_from=start))
     await until(lambda: world.engines[0].requests)
-    world.router.set_routes([route(0), route(-1)])
+    world.router.set_routes([route(0), route(1)])
     pieces = await running
     world.check(pieces)
     told = [piece.routing for piece in pieces if piece.routing is not None]
@@ -185,7 +185,7 @@ async def test_T27_a_call_that_moves_tells_the_experts_of_each_position_once(
 
 async def test_T44_a_silent_engine_counts_as_lost(make_world: Callable[..., World]) -> None:
     limits = RouterLimits(hold_s=5.0, stall_s=0.05, drain_s=1.0, retry_s=0.02)
-    world = make_world([0, -1], limits)
+    world = make_world([0, 1], limits)
 
     async def never(done: int) -> None:
         await asyncio.Event().wait()
@@ -194,7 +194,7 @@ async def test_T44_a_silent_engine_counts_as_lost(make_world: Callable[..., Worl
     world.router.set_routes([route(0)])
     running = asyncio.create_task(world.call())
     await until(lambda: world.engines[0].requests)
-    world.router.set_routes([route(0), route(-1)])
+    world.router.set_routes([route(0), route(1)])
     world.check(await running)
     assert len(world.engines[0].cancelled) >= 1
 
@@ -267,7 +267,7 @@ async def test_T15_the_prompt_check_holds_after_a_move(make_world: Callable[...,
 async def test_a_call_whose_engine_is_lost_behind_the_last_token_is_complete(
     make_world: Callable[..., World], limit: int, finish: str, ending: Exception | None
 ) -> None:
-    world = make_world([0, -1])
+    world = make_world([0, 1])
     whole = world.engines[0].generate
 
     async def unfinished(request: GenerateRequest) -> AsyncIterator[GenerateChunk]:

@@ -14,8 +14,7 @@ from gyre.runner.base import ExecutionReport
 from gyre.runner.budget import Budget
 from gyre.runner.config import RunnerConfig
 from gyre.runner.execution import Execution
-from gyre.runner.failures import Cause, Ending
-from gyre.runner.harness import HarnessRun
+from gyre.runner.failures import Cause, Ending, HarnessRun
 from gyre.sandboxes import SandboxSpec
 from gyre.simulation.clock import VirtualClock, run_virtual
 from gyre.tasks import Task

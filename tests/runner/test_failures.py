@@ -60,6 +60,14 @@ def test_the_last_valid_assessment_is_designated_and_the_reason_is_kept() -> Non
     assert "hung" in designate("x", ending, [assessment(None, error="hung")]).message
 
 
+def test_a_task_that_cannot_be_graded_is_named_unless_another_evaluator_grades_it() -> None:
+    ending = Ending(cause=Cause.COMPLETED)
+    broken = assessment(None, fault="task", error="it lacks pytest")
+    assert designate("x", ending, [broken]).quarantine == "it lacks pytest"
+    assert designate("x", ending, [broken, assessment(0.5)]).quarantine == ""
+    assert designate("x", ending, [assessment(None, fault="grader", error="hung")]).quarantine == ""
+
+
 def test_every_cause_has_a_policy_and_nothing_ungraded_trains() -> None:
     assert set(POLICIES) == set(Cause)
     assert all(policy.grade or not policy.train for policy in POLICIES.values())

@@ -99,6 +99,17 @@ def test_shared_prefixes_count_once():
     assert len(pack(0, executions, budget_tokens=80 + 4 * 19 - 1, micro_step_prefix="m")) == 2
 
 
+def test_a_prefix_counts_once_also_when_only_some_rows_of_an_execution_have_it():
+    """Two executions of 100 and 30 tokens; only the long rows begin alike, with 80."""
+    executions = []
+    for name in ("a", "b"):
+        shared, alone = execution(name, [100], prefix=80), execution(f"{name}/alone", [30])
+        executions.append(ExecutionRows(execution_id=name, advantage=1.0, weight=0.5, rows=[*shared.rows, *alone.rows]))
+    together = 80 + 2 * 19 + 2 * 29
+    assert len(pack(0, executions, budget_tokens=together, micro_step_prefix="m")) == 1
+    assert len(pack(0, executions, budget_tokens=together - 1, micro_step_prefix="m")) == 2
+
+
 def test_rows_that_are_computed_whole_count_whole():
     executions = [execution(f"e{i}", [100, 100], prefix=80) for i in range(2)]
     for budget, packs in ((4 * 99, [[4]]), (4 * 99 - 1, [[2], [2]]), (2 * 99 - 1, [[1, 1], [1, 1]])):

@@ -74,6 +74,6 @@ def test_unknown_keys_and_types_are_refused():
 def test_derived_numbers():
     chosen = config(extra_dispatch=0.5, steps_per_burst=3, pool_capacity=3, pool_engines=2)
     assert chosen.depth == 14
-    assert chosen.pool == [-1, -2]
+    assert chosen.pool == [2, 3]
     assert config().pool == []
     assert [capacity(chosen, k) for k in range(3)] == [11, 7, 3]

@@ -5,8 +5,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_journal import journal
 
-from gyre.core.events import Event, Published, RunStarted, StepDone
+from gyre.core.events import (
+    CellJoined,
+    CellLeft,
+    CheckpointSaved,
+    Event,
+    LogprobGapGrew,
+    MicroStepDone,
+    MicroStepsReturned,
+    PublicationProbed,
+    Published,
+    RunStarted,
+    StepDone,
+)
 from gyre.store.journal import on_one_axis, surviving
+
+_OF_A_VERSION = (
+    CellJoined, CellLeft, CheckpointSaved, LogprobGapGrew, MicroStepDone, MicroStepsReturned, PublicationProbed,
+    Published, StepDone,
+)  # fmt: skip
 
 
 def steps_of(events: list[Event]) -> list[int]:
@@ -45,6 +62,15 @@ def test_every_step_survives_once(bursts: int, cut: int) -> None:
 
 def test_a_run_resumed_without_a_checkpoint_starts_over() -> None:
     assert steps_of(surviving(resumed(journal(4), 0))) == list(range(1, 9))
+
+
+def test_going_back_to_the_start_keeps_what_belongs_to_no_version() -> None:
+    """Dispatches, executions and losses are facts, whatever the weights went back to."""
+    first = journal(4)
+    facts = [event for event in first if not isinstance(event, _OF_A_VERSION)]
+    assert len({type(event) for event in facts}) > 5
+    line = surviving([*first, RunStarted(t=0.0, run_id="synthetic", resumed_from=None)])
+    assert line[:-1] == facts
 
 
 def test_two_resumptions() -> None:

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gyre.core.errors import ConfigError
 from gyre.engines.local.model import build_model, load_weights
 from gyre.samples.microstep import Row
-from gyre.training.checkpoint import read_initial
 from gyre.training.export import export_hf
+from gyre.training.files import Files
 from gyre.transport import experts
 from gyre.transport.state import checksum, published_state
 
@@ -41,7 +41,7 @@ def test_parts_of_experts_that_a_file_lacks_are_named(make_trainer: Any, moe_dir
     shutil.copytree(moe_dir, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     layer = "model.layers.3.mlp.experts"
-    lost = [f"{layer}.0.down_proj.weight", f"{layer}.2.gate_proj.weight"]
+    lost = [f"{layer}.2.gate_proj.weight", f"{layer}.0.down_proj.weight"]
     save_file({name: t for name, t in load_file(file).items() if name not in lost}, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=rf"model\*\.safetensors does not fit .*: {', '.join(lost)};"):
         make_trainer(model_dir=str(tmp_path / "model"))
@@ -51,9 +51,10 @@ def test_file_names_are_those_of_transformers(moe_dir: str, moe: PreTrainedModel
     files = load_file(Path(moe_dir) / "model.safetensors")
     state = moe.state_dict()
     assert experts.split(state).keys() == files.keys()
-    initial = read_initial(moe_dir)
-    assert initial.keys() == state.keys()
-    assert all(torch.equal(initial[name], tensor) for name, tensor in state.items())
+    initial = Files(moe_dir)
+    fused = experts.fuse({name: initial.tensor(name) for name in initial})
+    assert fused.keys() == state.keys()
+    assert all(torch.equal(fused[name], tensor) for name, tensor in state.items())
 
 
 def test_a_trained_model_goes_to_the_engine_to_a_checkpoint_and_to_transformers(
@@ -101,7 +102,7 @@ def test_packed_trees_equal_separate_rows(make_trainer: Any, moe_dir: str, moe: 
     replica.zero_gradients()
     assert replica.pack(rows).tokens < 0.6 * sum(len(row.ids_T) for row in rows)
     torch.cat(logprobs(replica, rows)).sum().backward()
-    ours = replica.whole({name: p.main_grad for name, p in replica.parameters.items()})
+    ours = experts.fuse(replica.whole({name: p.main_grad for name, p in replica.parameters.items()}))
     model = type(moe)(moe.config).double()
     model.load_state_dict({name: t.double() for name, t in moe.state_dict().items()})
     model.set_experts_implementation("eager")

@@ -75,7 +75,6 @@ def test_several_packs_equal_one(trainer, executions, rows_per_pack: int) -> Non
     whole = gradient(trainer, micro_step("one", executions))
     trainer.join(0, None)
     many = trainer.micro_step(micro_step("many", executions, rows_per_pack))
-    assert (one.scored, many.scored) == (False, True)
     assert many.loss == pytest.approx(one.loss, rel=1e-5)
     assert many.clipped_executions == one.clipped_executions
     (flat,) = trainer._replica.snapshot_gradients()

@@ -15,7 +15,8 @@ from gyre.samples.microstep import Row
 from gyre.samples.prefixes import MIN_SHARED
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.attention import attend_flash, attend_masked
+from gyre.training.megatron.attend import attend_flash, attend_masked
+from gyre.training.megatron.context import queries_of
 from gyre.training.megatron.flex import BLOCK, attend_flex, tree_mask
 from gyre.training.megatron.forward_batch import ForwardBatch, pack_rows
 from gyre.training.megatron.nodes import TreeStretch
@@ -106,7 +107,7 @@ def test_flash_equals_masked_attention_in_fp64(seed: int, groups: int) -> None:
     weight = torch.randn(1, 4, length, 8, dtype=torch.float64)
     results = []
     for attend in (attend_masked, attend_flash):
-        out = attend(nodes, *inputs, 0.3)
+        out = attend(queries_of(nodes, ((0, length),)), *inputs, 0.3)
         results.append([out.detach(), *torch.autograd.grad(out, inputs, weight)])
     for masked, flash in zip(*results, strict=True):
         assert torch.allclose(masked, flash, rtol=1e-10, atol=1e-12)
@@ -120,9 +121,9 @@ def test_the_flex_mask_is_the_tree(seed: int) -> None:
     torch.manual_seed(seed)
     trees = [tree_rows(4 * seed + i, branches=2, depth=3, longest=120) for i in range(3)]
     rows = [every_token([i % 256 for i in range(500)]), *(row for tree in trees for row in tree if row.targets)]
-    nodes = pack_rows(rows, True, CPU).nodes
-    length = nodes[-1].end
-    mask = tree_mask(nodes, CPU)
+    pack = pack_rows(rows, True, CPU)
+    nodes, length = pack.nodes, pack.tokens
+    mask = tree_mask(nodes, pack.positions_T)
     seen = create_block_mask(mask.mask_mod, 1, 1, length, length, device="cpu", BLOCK_SIZE=BLOCK)
     assert block_lists(mask.kv_num_blocks, mask.kv_indices) == block_lists(seen.kv_num_blocks, seen.kv_indices)
     full = block_lists(mask.full_kv_num_blocks, mask.full_kv_indices)
@@ -130,7 +131,7 @@ def test_the_flex_mask_is_the_tree(seed: int) -> None:
     assert any(full)
     q, k, v = (torch.randn(1, heads, length, 16) for heads in (4, 2, 2))
     with torch.no_grad():
-        expected = attend_masked(nodes, q, k, v, 0.3)
+        expected = attend_masked(queries_of(nodes, ((0, length),)), q, k, v, 0.3)
         assert torch.allclose(attend_flex(mask, q, k, v, 0.3), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -151,7 +152,7 @@ def test_gradients_equal_separate_rows_in_fp64(cell, model_dir: str, hf_model, s
     rows = [row for row in tree_rows(seed + 5, branches=3, depth=4, longest=70) if row.targets]
     assert len(rows) >= 3
     weights = [torch.randn(len(row.targets), generator=torch.Generator().manual_seed(i)) for i, row in enumerate(rows)]
-    replica = Replica(model_dir, share_prefixes=True)
+    replica = Replica(model_dir)
     replica.scatter(hf_model.state_dict())
     replica.zero_gradients()
     seen: list[int] = []

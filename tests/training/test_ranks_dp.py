@@ -28,6 +28,11 @@ LAYOUTS = [
     ("qwen3-moe-mixed-4-layers", ParallelConfig(tensor=2, pipeline=2)),
     ("qwen3-moe-mixed-4-layers replayed", ParallelConfig(tensor=2, pipeline=2)),
     ("qwen3-moe-mixed-4-layers replayed", ParallelConfig(data=2)),
+    # Experts are shared out to ranks of both replicas, which then compute equally many packs.
+    ("qwen3-moe-mixed-4-layers replayed", ParallelConfig(data=2, context=2, expert=2)),
+    ("qwen3-moe-mixed-4-layers", ParallelConfig(data=2, expert=2)),
+    ("qwen3-moe-mixed-4-layers sharded", ParallelConfig(tensor=2, context=2, expert=2)),
+    ("qwen3-4-layers-tied sharded", ParallelConfig(data=2, pipeline=2)),
 ]
 SMOOTH = OptimizerConfig(learning_rate=1e-3, epsilon=1e-6)
 """With the paper's ε an element whose gradient is rounding noise moves by a whole learning rate either way."""
@@ -75,11 +80,13 @@ def run_rank(rank: int, config: TrainerConfig, work: list[list[MicroStep]], dire
 def test_a_cell_equals_one_rank(
     name: str, layout: ParallelConfig, tmp_path: Path, store: StoreServer, make_trainer: Any
 ) -> None:
-    model, (name, *replayed) = str(tmp_path / "model"), name.split()
+    model, (name, *options) = str(tmp_path / "model"), name.split()
+    replayed = "replayed" in options
     make_model(name, Path(model))
-    work = batches(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), bool(replayed))
-    changes = {"objective": OFTEN_CLIP, "optimizer": SMOOTH, "replay_routing": bool(replayed)}
-    config = trainer_config(0, model, str(tmp_path / "weights"), store, parallel=layout, **changes)
+    work = batches(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), replayed)
+    changes = {"objective": OFTEN_CLIP, "optimizer": SMOOTH, "replay_routing": replayed}
+    ours = changes | {"optimizer": replace(SMOOTH, shard="sharded" in options)}
+    config = trainer_config(0, model, str(tmp_path / "weights"), store, parallel=layout, **ours)
     rank_processes()
     mp.start_processes(run_rank, (config, work, str(tmp_path)), nprocs=layout.ranks, start_method="forkserver")
     alone = train(make_trainer(model_dir=model, **changes), work)
@@ -102,7 +109,6 @@ def test_a_cell_equals_one_rank(
 def test_bfloat16_products_over_two_stages_are_those_of_one_rank(
     name: str, tmp_path: Path, store: StoreServer, make_trainer: Any
 ) -> None:
-    """What travels between stages is fp32, whatever a layer's output is."""
     model = str(tmp_path / "model")
     make_model(name, Path(model))
     work = batches(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), False)[:2]
@@ -119,7 +125,7 @@ def test_bfloat16_products_over_two_stages_are_those_of_one_rank(
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [({"context": 2}, "context = 2"), ({"expert": 2}, "expert = 2"), ({"data": 0}, "data = 0 is not")],
+    [({"expert": 2}, "expert = 2 does not divide"), ({"data": 0}, "data = 0 is not"), ({"stages": [2, 2]}, "stages")],
 )
 def test_sizes_that_the_backend_lacks_are_refused_by_name(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -28,6 +28,7 @@ from gyre.samples.microstep import Row
 from gyre.samples.prefixes import SharedRows
 from gyre.training.megatron.forward_batch import pack_rows
 from gyre.training.megatron.replica import Replica
+from gyre.transport import experts
 
 
 def reference(moe: PreTrainedModel) -> PreTrainedModel:
@@ -77,7 +78,7 @@ def gradients(replica: Replica, packs: list[list[Row]]) -> tuple[list[torch.Tens
         values = logprobs(replica, rows)
         torch.cat(values).sum().backward()
         found += [v.detach() for v in values]
-    whole = replica.whole({name: parameter.main_grad for name, parameter in replica.parameters.items()})
+    whole = experts.fuse(replica.whole({name: parameter.main_grad for name, parameter in replica.parameters.items()}))
     return found, {name: tensor.clone() for name, tensor in whole.items()}
 
 
@@ -115,9 +116,12 @@ def test_replaying_the_own_choice_changes_nothing(make_trainer: Any, moe_dir: st
     free = make_trainer(model_dir=moe_dir)._replica
     free.wake()
     own: list[torch.Tensor] = []
-    for mlp in free.model.sparse:
-        route = mlp._route
-        monkeypatch.setattr(mlp, "_route", lambda tokens, route=route: own.append(route(tokens)[1]) or route(tokens))
+    for layer in free.model.decoder.layers:
+        if hasattr(layer.mlp, "router"):
+            choice = layer.mlp.router.choice
+            choose = choice.get_replay_topk
+            told = lambda *args, choose=choose: own.append(choose(*args)[1]) or choose(*args)  # noqa: E731
+            monkeypatch.setattr(choice, "get_replay_topk", told)
     plain, plain_gradients = gradients(free, [[row]])
     choices = torch.stack(own, 1).numpy().astype(np.uint8)
     replica = make_trainer(model_dir=moe_dir, replay_routing=True)._replica

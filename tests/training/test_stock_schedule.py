@@ -16,7 +16,7 @@ from test_pipeline import wait_for_everything_posted
 from training_cases import make_model, rank_processes
 
 from gyre.samples.microstep import Row
-from gyre.training.config import ParallelConfig
+from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
@@ -48,7 +48,7 @@ def streaming(replica: Replica, packs: list[ForwardBatch]) -> None:
     stage = Stage(parallel.pipeline_group(), model.config.hidden_size, torch.float32, model.device)
     pipeline: Pipeline[ForwardBatch] = Pipeline(stage, replica.forward)
     for pack in packs:
-        pipeline.train(pack, pack.tokens, torch.sum)
+        pipeline.train(pack, replica.travelling(pack), torch.sum)
         wait_for_everything_posted(pipeline)
     pipeline.drain()
 
@@ -56,7 +56,7 @@ def streaming(replica: Replica, packs: list[ForwardBatch]) -> None:
 def run_rank(rank: int, layout: ParallelConfig, directory: str) -> None:
     torch.set_num_threads(1)
     parallel.initialize(layout, rank, "cell", dist.FileStore(f"{directory}/store", layout.ranks))
-    replica = Replica(f"{directory}/model")
+    replica = Replica(f"{directory}/model", TrainerSection(parallel=layout))
     replica.scatter(torch.load(f"{directory}/state.pt"))
     seen = []
     for seed in range(BATCHES):
@@ -83,7 +83,7 @@ def test_streaming_equals_the_stock_schedule_and_one_rank(layout: ParallelConfig
     seen = torch.load(tmp_path / "0.pt")
     parallel.initialize(ParallelConfig(), 0, "alone", dist.HashStore())
     try:
-        alone = Replica(str(tmp_path / "model"), share_prefixes=False)
+        alone = Replica(str(tmp_path / "model"), TrainerSection(share_prefixes=False))
         alone.scatter(state)
         for seed in range(BATCHES):
             alone.zero_gradients()

@@ -13,25 +13,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from gyre.control.base import (
-    EssentialLost,
-    Handoff,
     Probe,
     ProcessFailure,
     Publication,
-    UpdateStats,
     WorkerId,
     WorkerLost,
-    WorkResult,
 )
 from gyre.control.live.config import RunConfig
 from gyre.control.live.processes import Fleet, Started
-from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation, PeerLost
+from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation
 from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.tokens import TokenIds
 from gyre.engines.base import Engine, GenerateRequest, PauseMode, Sampling
 from gyre.proxy.base import DrainReport
+from gyre.samples.microstep import MicroStep, MicroStepResult
 from gyre.store import RunDir
-from gyre.training.base import MicroStep, Trainer
+from gyre.training.base import StepStats, Trainer
 from gyre.transport.base import WeightRef
 
 T = TypeVar("T")
@@ -53,7 +50,7 @@ class _Sampled(NamedTuple):
 
 
 class LiveCells:
-    """Cells 0..K−1 have an engine and a trainer; pool engines have negative indices and no trainer."""
+    """Cells 0..K−1 have an engine and a trainer; the pool's engines are numbered from K on and have no trainer."""
 
     def __init__(self, fleet: Fleet, run_dir: RunDir, config: RunConfig, vocabulary: int) -> None:
         self._fleet = fleet
@@ -88,17 +85,16 @@ class LiveCells:
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         routes = [self._fleet.route(cell) for cell in cells]
-        await self._proxy(self._fleet.proxy.set_routes([route for route in routes if route is not None]))
+        await self._fleet.proxy.set_routes([route for route in routes if route is not None])
 
-    async def leave_rollout(self, cell: int) -> Handoff:
+    async def leave_rollout(self, cell: int) -> DrainReport:
         async def leave(engine: Engine) -> DrainReport:
-            report = await self._proxy(self._fleet.proxy.drain(cell))
+            report = await self._fleet.proxy.drain(cell)
             await engine.pause(PauseMode.ABORT)
             await engine.release()
             return report
 
-        report = await self._engine(cell, leave)
-        return Handoff(calls_in_flight=report.calls_in_flight, rerouted=report.rerouted, with_kv=report.with_kv)
+        return await self._engine(cell, leave)
 
     async def enter_training(self, cell: int, version: int) -> None:
         weights = None if cell == CORE else await self._core_snapshot(version)
@@ -111,22 +107,10 @@ class LiveCells:
         if cell == CORE:
             self._core_awake = True
 
-    async def train(self, cell: int, work: MicroStep) -> WorkResult:
+    async def train(self, cell: int, work: MicroStep) -> MicroStepResult:
         # As many micro-steps as the cell has stages are under way, and this one may be the last of them.
         seconds = self._deadlines.micro_step_s * self.micro_steps_at_once
-        result = await self._trainer(cell, lambda trainer: trainer.micro_step(work), seconds)
-        return WorkResult(
-            loss=result.loss,
-            targets=result.targets,
-            executions=result.executions,
-            clipped_executions=result.clipped_executions,
-            gap_count=result.gap_count,
-            gap_sum=result.gap_sum,
-            gap_max=result.gap_max,
-            ratios=result.ratios,
-            replayed=result.replayed,
-            unrecorded=result.unrecorded,
-        )
+        return await self._trainer(cell, lambda trainer: trainer.micro_step(work), seconds)
 
     async def leave_training(self, cell: int) -> None:
         if cell == CORE:
@@ -146,7 +130,7 @@ class LiveCells:
 
         await self._engine(cell, enter)
 
-    async def update(self, training_cells: int) -> UpdateStats:
+    async def update(self, training_cells: int) -> StepStats:
         generation, timeout_s = self._generation, self._config.trainer.group_timeout_s
         # The drain of the pipeline comes first.
         seconds = self._deadlines.micro_step_s + 2 * timeout_s
@@ -173,8 +157,7 @@ class LiveCells:
         if errors:
             self._generation += 1
         core.result()
-        stats = await self._trainer(CORE, lambda core: core.optimizer_step())
-        return UpdateStats(version=stats.version, grad_norm=stats.grad_norm)
+        return await self._trainer(CORE, lambda core: core.optimizer_step())
 
     async def publish(self, version: int, engines: Sequence[int]) -> Publication:
         # A process that takes the place of one of these meanwhile has no weights yet, and is not what is published to.
@@ -296,7 +279,7 @@ class LiveCells:
         try:
             async with asyncio.timeout(seconds):
                 return await call(process.connection.stub)
-        except (InvariantViolation, GroupBroken, CheckpointFailed, EssentialLost):
+        except (InvariantViolation, GroupBroken, CheckpointFailed):
             raise
         except TimeoutError as error:
             await self._fleet.kill(process)
@@ -304,9 +287,3 @@ class LiveCells:
         except GyreError as error:
             await self._fleet.kill(process)
             raise WorkerLost(process.worker, str(error)) from error
-
-    async def _proxy(self, call: Awaitable[T]) -> T:
-        try:
-            return await call
-        except PeerLost as error:
-            raise EssentialLost(f"the proxy is gone: {error}") from error

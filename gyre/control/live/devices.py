@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from gyre.core.errors import ConfigError
 
 DeviceAssignment = Mapping[int, Sequence[str]]
-"""Device ids of each cell and, under negative indices, of each pool engine."""
+"""Device ids of each cell and, from number K on, of each engine of the pool."""
 
 
 def assign_devices(ids: Sequence[str], cells: Mapping[int, int]) -> DeviceAssignment:
@@ -21,6 +21,5 @@ def assign_devices(ids: Sequence[str], cells: Mapping[int, int]) -> DeviceAssign
     needed = sum(cells.values())
     if ids and len(ids) < needed:
         raise ConfigError(f"devices.ids lists {len(ids)} devices and the cells and pool engines need {needed}")
-    order = sorted(cells, key=lambda cell: (cell < 0, abs(cell)))
     free = iter(ids)
-    return {cell: [next(free) for _ in range(cells[cell])] if ids else [] for cell in order}
+    return {cell: [next(free) for _ in range(cells[cell])] if ids else [] for cell in sorted(cells)}

@@ -1,58 +1,59 @@
-"""Whether engines and trainers can take the policy apart as configured; its config.json tells the sizes."""
+"""Whether engines and trainers can take the policy apart as configured; its architecture tells the sizes."""
 
-import msgspec
-
-from gyre.core.config import Positive
 from gyre.core.errors import ConfigError
 from gyre.engines.section import EngineSection
 from gyre.engines.sglang.config import SglangSection
-from gyre.training.config import ParallelConfig
+from gyre.training.architecture import Architecture
+from gyre.training.config import ParallelConfig, stages_of
 
 
-class Sizes(msgspec.Struct):
-    """Of a model's config.json."""
+def require_layout(layout: ParallelConfig, model: Architecture, where: str) -> None:
+    """What of the model is split over a trainer's ranks must be divisible by their number. Raises ConfigError."""
+    checked: list[tuple[str, int, str, int]] = [("tensor", layout.tensor, "vocab_size", model.vocabulary)]
+    if any(not layer.sparse for layer in model.layers):
+        checked.append(("tensor", layout.tensor, "intermediate_size", model.intermediate))
+    mixer = model.attention or model.latent
+    if mixer is not None:
+        checked.append(("tensor", layout.tensor, "num_attention_heads", mixer.heads))
+    if model.attention is not None:
+        groups = model.attention.groups
+        # With fewer key-value heads than ranks, each rank has a copy of one.
+        if max(groups, layout.tensor) % min(groups, layout.tensor):
+            checked.append(("tensor", layout.tensor, "num_key_value_heads", groups))
+    if model.delta is not None:
+        checked.append(("tensor", layout.tensor, "linear_num_key_heads", model.delta.key_heads))
+        part = model.delta.key_heads // layout.tensor
+        checked.append(("context", layout.context, "linear_num_key_heads of a tensor rank", part))
+    if model.experts is not None:
+        checked.append(("expert", layout.expert, "number of experts", model.experts.count))
+        if model.experts.shared:
+            checked.append(("tensor", layout.tensor, "intermediate size of shared experts", model.experts.shared))
+    elif layout.expert > 1:
+        raise ConfigError(f"trainer.parallel.expert = {layout.expert}, but {where} has no experts; set it to 1")
+    for key, parts, what, size in checked:
+        if size % parts:
+            raise ConfigError(f"trainer.parallel.{key} = {parts} does not divide {what} = {size} of {where}")
+    try:
+        stages_of(layout, len(model.layers))
+    except ValueError as error:
+        raise ConfigError(f"trainer.parallel.pipeline: {error}; {where} says how many") from None
 
-    vocab_size: Positive
-    hidden_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive | None = None
-    head_dim: Positive | None = None
-    max_position_embeddings: Positive | None = None
-    intermediate_size: Positive | None = None
-    moe_intermediate_size: Positive | None = None
 
-
-def require_layout(layout: ParallelConfig, sizes: Sizes, model: str) -> None:
-    """What of the model is split over a trainer's tensor and pipeline ranks must be divisible by their number. Raises
-    ConfigError."""
-    for key, parts, fields in (
-        (
-            "tensor",
-            layout.tensor,
-            ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"),
-        ),
-        ("pipeline", layout.pipeline, ("num_hidden_layers",)),
-    ):
-        for field in fields:
-            size = getattr(sizes, field) or 0
-            if size % parts:
-                raise ConfigError(
-                    f"trainer.parallel.{key} = {parts} does not divide {field} = {size} of {model}; choose a divisor"
-                )
-
-
-def require_servable(engine: EngineSection, sizes: Sizes, model: str) -> None:
+def require_servable(engine: EngineSection, model: Architecture, where: str) -> None:
     """What SGLang refuses of a model's sizes only when its server starts. Raises ConfigError."""
     if not isinstance(engine, SglangSection):
         return
     if engine.args.get("enable-dp-attention"):
         # Attention is then split over a part of the ranks.
         return
-    heads, shared = sizes.num_attention_heads, sizes.num_key_value_heads or sizes.num_attention_heads
+    mixer = model.attention or model.latent
+    if mixer is None:
+        return
+    heads = mixer.heads
+    shared = model.attention.groups if model.attention is not None else heads
     # With fewer key-value heads than ranks, each rank has a copy of one.
     if heads % engine.tensor or max(shared, engine.tensor) % min(shared, engine.tensor):
         raise ConfigError(
             f"engine.tensor = {engine.tensor} does not divide num_attention_heads = {heads} or does not go with "
-            f"num_key_value_heads = {shared} of {model}; choose a divisor of both"
+            f"num_key_value_heads = {shared} of {where}; choose a divisor of both"
         )

@@ -13,6 +13,7 @@ from gyre.launch import Launcher, LocalLauncher
 from gyre.launch.bundles import Bundle, SameFile
 from gyre.launch.files import fingerprint
 from gyre.launch.section import RaySection
+from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 
 CORE = 0
@@ -25,8 +26,9 @@ CHECKPOINTS = (
 )
 
 
-def bundle_of(cell: int) -> str:
-    return f"cell-{cell}" if cell >= 0 else f"pool-{-cell}"
+def bundle_of(scheduler: SchedulerConfig, engine: int) -> str:
+    """The name of the bundle of a cell, or of an engine of the pool."""
+    return f"cell-{engine}" if engine < scheduler.cells else f"pool-{engine - scheduler.cells + 1}"
 
 
 def open_launcher(config: RunConfig, run_dir: RunDir) -> AbstractAsyncContextManager[Launcher]:
@@ -41,7 +43,7 @@ def open_launcher(config: RunConfig, run_dir: RunDir) -> AbstractAsyncContextMan
 
 def devices_here(config: RunConfig) -> dict[str, Sequence[str]]:
     """Devices of each bundle when all are on this machine."""
-    return {bundle_of(cell): ids for cell, ids in config.device_assignment().items()} | {
+    return {bundle_of(config.scheduler, cell): ids for cell, ids in config.device_assignment().items()} | {
         SENDERS: [config.engine.sender_gpu]
     }
 
@@ -53,7 +55,7 @@ def cluster_bundles(config: RunConfig, section: RaySection, run_dir: RunDir) -> 
     mark = run_dir.checkpoints / ".mark"
     mark.write_text(secrets.token_hex(16))
     return {
-        bundle_of(cell): Bundle(
+        bundle_of(config.scheduler, cell): Bundle(
             gpus=gpus if section.gpus else 0,
             cpus=section.cpus,
             here=cell == CORE,

@@ -1,34 +1,41 @@
 """Starts every process of a run through a `Launcher`, watches that they live, and starts workers anew.
 
-Proxy workers, a runner, and per cell an engine and a trainer, which has a process per rank; pool engines have negative
-indices and no trainer. An engine whose weights are broadcast has a weight sender as its second process. A replaced
-worker has a new name (`engine-1.2` is the second replacement of engine-1), so its sockets and logs are its own.
+Services (proxy workers, a runner and its shim; `service` keeps them), and per cell an engine and a trainer, which has
+a process per rank; the pool's engines are numbered from K on and have no trainer. An engine whose weights are
+broadcast has a weight sender as its second process. A replaced worker has a new name (`engine-1.2` is the second
+replacement of engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from gyre.control.base import ProcessFailure, WorkerId, WorkerLost
+from gyre.control.base import Journal, ProcessFailure, WorkerId, WorkerLost
 from gyre.control.live.config import RunConfig
+from gyre.control.live.lasting import LastingProxy, LastingRunner
 from gyre.control.live.launching import SENDERS, bundle_of
+from gyre.control.live.service import Service
+from gyre.control.setbacks import Setbacks
 from gyre.control.task_supervisor import together
-from gyre.core.errors import PeerLost
+from gyre.core.clock import SystemClock
 from gyre.engines.base import Engine
 from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config
 from gyre.proxy.base import EngineRoute, ProxyControl
 from gyre.proxy.proxies import ProxyWorkers
 from gyre.rpc import Connection, connect
-from gyre.runner.base import Runner
+from gyre.runner.base import Runner, Shim
 from gyre.store import RunDir
 from gyre.training.base import Trainer
 
 T = TypeVar("T")
 
+PROXY_ENTRY = "gyre.proxy.worker:main"
+RUNNER_ENTRY = "gyre.runner.worker:main"
+SHIM_ENTRY = "gyre.runner.shim:main"
 TRAINER_ENTRY = "gyre.training.worker:main"
 SENDER_ENTRY = "gyre.engines.sglang.sender:main"
 START_TIMEOUT_S = 120.0
@@ -51,39 +58,52 @@ class Started:
 class Fleet:
     """The running processes of one run, as typed stubs."""
 
-    proxy: ProxyControl
-    runner: Runner
-
-    def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, store: str) -> None:
+    def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, store: str, journal: Journal) -> None:
         self._launcher = launcher
+        self._journal = journal
         self._config = config
         self._run_dir = run_dir
         self._store = store
         self._workers: dict[WorkerId, Started] = {}
         self._incarnations: Counter[WorkerId] = Counter()
-        self._essential: dict[Process, Connection[Any]] = {}
-        self._silent: dict[str, str] = {}
-        """Names of processes that were ended because they hung, and how that was seen."""
+        self._setbacks = Setbacks(config.limits())
+        runner_config = config.runner_config(run_dir)
+        self._shim = self._service("shim", SHIM_ENTRY, lambda: runner_config, Shim)
+        self._runner = self._service(
+            "runner",
+            RUNNER_ENTRY,
+            lambda: msgspec.structs.replace(runner_config, shim=self._shim.address),
+            Runner,
+        )
+        self._proxies = [self._proxy_service(f"proxy-{worker}") for worker in range(config.rollout.proxy_workers)]
+        self._shim.restored = self._restart_runner
+        self._services = [*self._proxies, self._shim, self._runner]
+        self.proxy: ProxyControl = ProxyWorkers([LastingProxy(service) for service in self._proxies])
+        self.runner = LastingRunner(self._runner)
         self._connections: list[Connection[Any]] = []
         self.failures: asyncio.Queue[ProcessFailure] = asyncio.Queue()
         """Recovery whose processes ended by themselves, or that someone else gave up."""
 
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
-        await together(self.start_essentials(), self.start_cells())
+        await together(self.start_services(), self.start_cells())
 
-    async def start_essentials(self) -> None:
-        """Proxy workers and the runner, which the run cannot do without."""
-        runner_config = self._config.runner_config(self._run_dir)
+    async def start_services(self) -> None:
+        """Proxy workers, the shim that holds sandboxes, and the runner."""
+        await together(*(proxy.open() for proxy in self._proxies), self._start_runner())
 
-        async def start_proxies() -> None:
-            workers = range(self._config.rollout.proxy_workers)
-            self.proxy = ProxyWorkers(await together(*(self._start_proxy(f"proxy-{worker}") for worker in workers)))
+    async def _start_runner(self) -> None:
+        await self._shim.open()
+        await self._runner.open()
 
-        async def start_runner() -> None:
-            self.runner = await self._start_essential("runner", "gyre.runner.worker:main", runner_config, Runner)
+    async def keep_services(self) -> None:
+        """Starts services again when they are lost; ends only by cancellation. Raises GyreError when that has no
+        prospect."""
+        await together(*(service.keep() for service in self._services))
 
-        await together(start_proxies(), start_runner())
+    async def end_silent(self, seconds: float) -> None:
+        """Ends every service that does not answer within `seconds`."""
+        await asyncio.gather(*(service.end_if_silent(seconds) for service in self._services))
 
     async def start_cells(self) -> None:
         """All engines and trainers. Cells that never serve (policy async) have no engine."""
@@ -105,7 +125,7 @@ class Fleet:
 
     def transport_root(self, cell: int) -> str:
         """Directory under which the processes of a cell publish weights and KV."""
-        return str(self._launcher.scratch(bundle_of(cell)) / "weights")
+        return str(self._launcher.scratch(bundle_of(self._config.scheduler, cell)) / "weights")
 
     def route(self, cell: int) -> EngineRoute | None:
         """Where the engine of a cell is reached; None while it has no process."""
@@ -113,7 +133,9 @@ class Fleet:
         if started is None:
             return None
         scheduler = self._config.scheduler
-        capacity = scheduler.cell_capacity if cell >= 0 else scheduler.pool_capacity // scheduler.pool_engines
+        capacity = (
+            scheduler.cell_capacity if cell < scheduler.cells else scheduler.pool_capacity // scheduler.pool_engines
+        )
         return EngineRoute(cell=cell, address=started.connection.address, capacity=capacity)
 
     async def start_worker(self, worker: WorkerId) -> None:
@@ -131,7 +153,7 @@ class Fleet:
         self._workers[worker] = Started(worker, processes, connection, watch)
 
     async def _start_engine(self, cell: int, name: str, incarnation: int) -> list[Process]:
-        section, bundle, root = self._config.engine, bundle_of(cell), self.transport_root(cell)
+        section, bundle, root = self._config.engine, bundle_of(self._config.scheduler, cell), self.transport_root(cell)
         config = self._config.engine_config(cell, root, incarnation)
         devices, start_timeout_s = range(section.gpus), section.start_timeout_s
         sender_config = section.sender_config(root, self._config.transport)
@@ -154,7 +176,7 @@ class Fleet:
             config = self._config.trainer_config(cell, root, self._store, rank, incarnation)
             name_of_rank = f"{name}-rank{rank}" if rank else name
             started[rank] = await self._launch(
-                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, bundle_of(cell), [rank]
+                name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, bundle_of(self._config.scheduler, cell), [rank]
             )
 
         try:
@@ -174,24 +196,13 @@ class Fleet:
             self._connections.append(started.connection)
         await asyncio.gather(*(process.stop(grace_s=0.0) for process in started.processes))
 
-    async def essential_end(self) -> tuple[str, str]:
-        """Returns when a proxy worker or the runner has ended, by itself or by `end_silent`: its name, and how in one
-        sentence."""
-        return await self._first_end(list(self._essential))
-
-    async def end_silent(self, seconds: float) -> None:
-        """Ends every proxy worker and runner that does not answer within `seconds`; `essential_end` tells."""
-        answers = await asyncio.gather(*(_answers(connection, seconds) for connection in self._essential.values()))
-        silent = [process for process, answered in zip(self._essential, answers, strict=True) if not answered]
-        for process in silent:
-            self._silent[process.spec.name] = f"did not answer within {seconds:g} s"
-        await asyncio.gather(*(process.stop(grace_s=0.0) for process in silent))
-
     async def close(self) -> None:
         for started in self._workers.values():
             started.watch.cancel()
         connections = [*self._connections, *(started.connection for started in self._workers.values())]
-        await asyncio.gather(*(connection.close() for connection in connections))
+        await asyncio.gather(
+            *(connection.close() for connection in connections), *(service.close() for service in self._services)
+        )
 
     async def _watch(self, worker: WorkerId, processes: list[Process]) -> None:
         _, detail = await self._first_end(processes)
@@ -206,20 +217,24 @@ class Fleet:
                 wait.cancel()
         ended = done.pop()
         process = waits[ended]
-        name = process.spec.name
-        how = self._silent.get(name, f"ended ({ended.result()})")
-        return name, f"process {name} {how}; see {process.log}"
+        return process.spec.name, f"process {process.spec.name} ended ({ended.result()}); see {process.log}"
 
-    async def _start_proxy(self, name: str) -> ProxyControl:
-        config = self._config.proxy_config(self._run_dir, str(self._launcher.scratch(HERE) / f"{name}.http"))
-        return await self._start_essential(name, "gyre.proxy.worker:main", config, ProxyControl)
+    def _service(self, name: str, entry: str, config: Callable[[], msgspec.Struct], protocol: type[Any]) -> Service:
+        async def start(process_name: str) -> tuple[Process, Connection[Any]]:
+            process = await self._launch(process_name, entry, config(), START_TIMEOUT_S)
+            return process, connect(protocol, process.address, self._launcher.secret)
 
-    async def _start_essential(self, name: str, entry: str, config: msgspec.Struct, protocol: type[T]) -> T:
-        process = await self._launch(name, entry, config, START_TIMEOUT_S)
-        connection = connect(protocol, process.address, self._launcher.secret)
-        self._essential[process] = connection
-        self._connections.append(connection)
-        return connection.stub
+        return Service(name, start, self._journal, SystemClock(), self._setbacks)
+
+    def _proxy_service(self, name: str) -> Service:
+        # A new process takes the socket of the one before: sandboxes have it.
+        socket = str(self._launcher.scratch(HERE) / f"{name}.http")
+        config = self._config.proxy_config(self._run_dir, socket)
+        return self._service(name, PROXY_ENTRY, lambda: config, ProxyControl)
+
+    async def _restart_runner(self, _: Shim) -> None:
+        """The runner knows the address of the lost shim only. Not at the first start: there is none yet."""
+        await self._runner.restart()
 
     async def _launch(
         self,
@@ -241,12 +256,3 @@ class Fleet:
                 start_timeout_s=start_timeout_s,
             )
         )
-
-
-async def _answers(connection: Connection[Any], seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await connection.ping()
-    except (PeerLost, TimeoutError):
-        return False
-    return True

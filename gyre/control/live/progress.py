@@ -9,6 +9,7 @@ from gyre.control.base import ProcessFailure
 from gyre.control.live.processes import Fleet, Started
 from gyre.core.clock import Clock
 from gyre.core.errors import GyreError
+from gyre.core.running_time import Silence
 from gyre.engines.base import EngineStatus
 
 POLLS = 4
@@ -20,20 +21,17 @@ class Liveness:
 
     def __init__(self, now: float, most_s: float) -> None:
         """`most_s`: what counts between two looks, at most. Whoever was stopped in between has not looked."""
-        self._looked = now
-        self._most_s = most_s
-        self._idle_s = 0.0
+        self._silence = Silence(now, most_s)
         self._tokens = -1
 
     def observe(self, now: float, status: EngineStatus | None) -> float:
         """Seconds without progress, as far as someone looked. No answer (None) is none; an engine without anything to
         do needs none."""
-        self._idle_s += min(now - self._looked, self._most_s)
-        self._looked = now
-        if status is not None and (not status.running or status.paused or status.generated_tokens != self._tokens):
-            self._idle_s = 0.0
-            self._tokens = status.generated_tokens
-        return self._idle_s
+        if status is None:
+            return self._silence.look(now, sign=False)
+        sign = not status.running or status.paused or status.generated_tokens != self._tokens
+        self._tokens = status.generated_tokens
+        return self._silence.look(now, sign)
 
 
 class EngineWatch:

@@ -1,14 +1,13 @@
 """One live run, from the effective configuration to the end of the last process."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import json
 
-from gyre.control.base import Environment, EssentialLost
+from gyre.control.base import Environment
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RunConfig
@@ -20,8 +19,8 @@ from gyre.control.live.progress import POLLS, EngineWatch
 from gyre.control.live.queries import ShuffledQueries, TaskFeatures
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
-from gyre.core.errors import GyreError, PeerLost
-from gyre.core.events import Event, ProcessLost, ProxySampled, RunFinished, RunStarted, SandboxesOpened, StepDone
+from gyre.core.errors import GyreError
+from gyre.core.events import Event, ProxySampled, RunFinished, RunStarted, SandboxesOpened, StepDone
 from gyre.proxy.base import ProxyControl
 from gyre.scheduling.order import make_order
 from gyre.store import RunDir, RunStore
@@ -30,10 +29,6 @@ from gyre.tasks import Task, load_tasks
 from gyre.transport.rendezvous import StoreServer
 
 VIEW_INTERVAL_S = 0.5
-END_SEEN_S = 1.0
-"""Between a broken connection and the news that the process has ended."""
-ANSWER_S = 10.0
-"""After a broken connection, for a process that has not ended."""
 
 OnView = Callable[[ControlView], None]
 
@@ -56,7 +51,7 @@ class StoreJournal:
 
 
 class Run:
-    """One run directory being trained, through as many starts of its processes as that takes."""
+    """One run directory being trained."""
 
     def __init__(self, config: RunConfig, run_dir: RunDir, on_view: OnView) -> None:
         self._config = config
@@ -69,13 +64,12 @@ class Run:
     async def train(self, checkpoint: Checkpoint | None) -> None:
         """Trains until the configured step. Cancel it to interrupt: executions end first, then every process.
 
-        `checkpoint` is what a resumed run goes on from; None is a fresh start. When the core's trainer, the proxy or
-        the runner is lost, the run goes back to its last checkpoint by itself, once per checkpoint. Raises the first
-        failure that this does not repair.
+        `checkpoint` is what a resumed run goes on from; None is a fresh start. Raises the first failure that recovery
+        does not repair.
         """
         journal, clock = self._journal, self._clock
         try:
-            await self._through_losses(checkpoint)
+            await self._start(checkpoint)
         except asyncio.CancelledError:
             journal.write(RunFinished(t=clock.now(), reason="interrupted"))
             raise
@@ -87,24 +81,8 @@ class Run:
         finally:
             self._store.close()
 
-    async def _through_losses(self, checkpoint: Checkpoint | None) -> None:
-        went_back_to: set[int] = set()
-        while True:
-            try:
-                await self._start(checkpoint)
-                return
-            except EssentialLost as error:
-                checkpoint = self._run_dir.latest_checkpoint()
-                version = checkpoint.version if checkpoint else 0
-                if version in went_back_to:
-                    raise GyreError(
-                        f"{error}; the run has gone back to version {version} before: remove the cause, "
-                        f"then continue with gyre train --resume {self._run_dir.root}"
-                    ) from error
-                went_back_to.add(version)
-
     async def _start(self, checkpoint: Checkpoint | None) -> None:
-        """From one (re)start to the end of all its processes. Raises EssentialLost when it must start again."""
+        """From the start of its processes to their end."""
         store, journal, clock = self._store, self._journal, self._clock
         state = resume_state(store.events(), store.outcomes(), checkpoint.version if checkpoint else 0)
         state = state if checkpoint or state.next_group else FRESH
@@ -112,7 +90,7 @@ class Run:
         journal.write(RunStarted(t=clock.now(), run_id=self._run_dir.root.name, resumed_from=resumed_from))
         async with open_launcher(self._config, self._run_dir) as launcher:
             rendezvous = StoreServer(launcher.host)
-            fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address)
+            fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address, journal)
             try:
                 await fleet.start()
                 found = await fleet.runner.isolation()
@@ -120,14 +98,6 @@ class Run:
                     SandboxesOpened(t=clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
                 )
                 await self._control(fleet, state)
-            except (PeerLost, EssentialLost) as error:
-                # Whoever noticed it: the end of the proxy or the runner is told once, here.
-                loss = await _essential_loss(fleet)
-                if loss is None:
-                    raise
-                name, detail = loss
-                journal.write(ProcessLost(t=clock.now(), name=name, detail=detail))
-                raise EssentialLost(detail) from error
             finally:
                 await fleet.close()
 
@@ -142,7 +112,7 @@ class Run:
         controller = Controller(config.scheduler, environment, state, config.limits(), order)
         await _first_of(
             controller.run(),
-            _watch(fleet),
+            fleet.keep_services(),
             _end_silent(fleet, clock, stall_s),
             EngineWatch(fleet, clock, stall_s).run(),
             self._show(controller),
@@ -209,30 +179,8 @@ async def _first_of(main: Coroutine[Any, Any, None], *watchers: Coroutine[Any, A
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(fleet: Fleet) -> None:
-    """Never returns; raises when a process has ended that the run cannot do without."""
-    _, detail = await fleet.essential_end()
-    raise EssentialLost(detail)
-
-
 async def _end_silent(fleet: Fleet, clock: SystemClock, stall_s: float) -> None:
-    """Never returns. A process that hangs is ended, which `_watch` sees."""
+    """Never returns. A service that hangs is ended, and started again by who keeps it."""
     while True:
         await clock.sleep(stall_s / POLLS)
         await fleet.end_silent(stall_s)
-
-
-async def _essential_loss(fleet: Fleet) -> tuple[str, str] | None:
-    """Which proxy worker or runner has just ended or hangs, and how; None when the trouble is elsewhere."""
-    ended = await _just_ended(fleet)
-    if ended is None:
-        await fleet.end_silent(ANSWER_S)
-        ended = await _just_ended(fleet)
-    return ended
-
-
-async def _just_ended(fleet: Fleet) -> tuple[str, str] | None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_SEEN_S):
-            return await fleet.essential_end()
-    return None

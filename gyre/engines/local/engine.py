@@ -274,7 +274,9 @@ class LocalEngine:
         tensors = self._transport.pull(ref)
         with self._batcher.pause():
             load_weights(self._model, tensors, ref.version)
-            self._version, self._checksum = ref.version, checksum(published_state(self._model))
+            # Weights may come in a narrower type than the model's; what was read is then in the model exactly.
+            state = {name: value.to(tensors[name].dtype) for name, value in published_state(self._model).items()}
+            self._version, self._checksum = ref.version, checksum(state)
             self._batcher.set_version(ref.version)
         if self._checksum != ref.checksum:
             self._version = -1

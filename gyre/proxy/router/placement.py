@@ -16,12 +16,12 @@ def place(routes: Sequence[EngineRoute], assigned: Mapping[int, int], execution_
 
 
 def relocate(routes: Sequence[EngineRoute], assigned: Mapping[int, int]) -> EngineRoute:
-    """The engine for an execution whose cell leaves rollout: pool engines with room first, then cells with room in
-    descending index, which are the last to leave (docs/transitions.md); without room anywhere, the least loaded."""
+    """The engine for an execution whose cell leaves rollout: of those with room the last one, which is an
+    engine of the pool or the cell that leaves last (docs/transitions.md); without room anywhere, the least loaded."""
     with_room = [route for route in routes if assigned.get(route.cell, 0) < route.capacity]
     if not with_room:
         return min(routes, key=lambda route: (_load(route, assigned), -route.cell))
-    return min(with_room, key=lambda route: (route.cell >= 0, -route.cell))
+    return max(with_room, key=lambda route: route.cell)
 
 
 def _load(route: EngineRoute, assigned: Mapping[int, int]) -> float:

@@ -1,147 +1,131 @@
-"""Attention over a pack: many sequences, or trees of sequences, laid out in one line of tokens.
+"""Softmax attention of a layer: grouped heads, with the variants that families have, and latent heads.
 
-A pack's tokens are split into nodes. A token attends to the tokens of its node up to itself and to everything in the
-node's ancestors. A plain row is a node without ancestors, so rows and packed trees take the same path.
+Built in the place of Megatron's self-attention. Hidden states are [C / tp, 1, hidden] with sequence parallelism; the
+shares of tensor-parallel ranks are whole heads. Shapes: `_C` tokens of this context-parallel rank.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
-from torch.nn.functional import scaled_dot_product_attention
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.layers import RowParallelLinear
+from torch.nn.functional import linear
 
-from gyre.training.megatron.flex import attend_flex, tree_mask
-from gyre.training.megatron.nodes import TreeStretch
-
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""q [1, heads, T, dim], k and v [1, groups, T, dim], scale of the scores → [1, heads, T, dim]."""
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from gyre.training.architecture import Attention, Latent, Layer
+from gyre.training.megatron.columns import Columns, Matrix, copies_of, shared_out
+from gyre.training.megatron.inputs import LayerInputs
+from gyre.training.megatron.norm import Norm
 
 
-class NodeParams(PackedSeqParams):  # type: ignore[misc]
-    """Carries the nodes of a pack through Megatron's layers to the core attention.
-
-    To Megatron the pack is one packed sequence of T tokens whose rotary angles are given for every token.
-    """
-
-    def __init__(self, nodes: tuple[TreeStretch, ...], device: torch.device) -> None:
-        length = nodes[-1].end
-        bounds = torch.tensor([0, length], dtype=torch.int32, device=device)
-        super().__init__(
-            qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=length, max_seqlen_kv=length
-        )
-        self.attend = attention_over(nodes, device)
+def output_projection(config: Any, inputs: int, bias: bool = False) -> RowParallelLinear:
+    """Sums over tensor-parallel ranks what their heads give."""
+    return RowParallelLinear(
+        inputs,
+        config.hidden_size,
+        config=config,
+        init_method=config.init_method,
+        bias=bias,
+        input_is_parallel=True,
+        skip_bias_add=False,
+    )
 
 
-def attention_over(nodes: tuple[TreeStretch, ...], device: torch.device) -> Attend:
-    """What attends over a pack on this device; made once a pack and used in every layer."""
-    if device.type == "cpu":
-        return partial(attend_flash, nodes)
-    return partial(attend_flex, tree_mask(nodes, device))
+def _attend(
+    inputs: LayerInputs,
+    layer: Layer,
+    q_C: torch.Tensor,
+    k_C: torch.Tensor,
+    v_C: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[C, heads or groups, dim] → [C, heads, dim of v]."""
+    k, v = (inputs.context.whole(x) for x in (k_C, v_C))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_C, k, v))
+    return inputs.attend(layer.window)(q, k, v, scale, sinks)[0].transpose(0, 1)
 
 
-class NodeAttention(torch.nn.Module):
-    """Core attention of a Megatron layer. Computes the scores inside the tree and no others: a dense mask over the
-    pack would cost T² of them."""
-
-    def __init__(self, config: Any, **_: Any) -> None:
+class GroupedAttention(torch.nn.Module):
+    def __init__(self, config: Any, layer_number: int, **_: Any) -> None:
         super().__init__()
-        self.scale = config.kv_channels**-0.5
+        sizes: Attention = config.architecture.attention
+        self.sizes = sizes
+        self.layer: Layer = config.architecture.layers[layer_number - 1]
+        self.heads = shared_out("attention heads", sizes.heads)
+        self.groups = max(1, sizes.groups * copies_of(sizes.groups) // (sizes.heads // self.heads))
+        width = sizes.head_dim
+        rows = {
+            "q_proj": self.heads * width * (2 if sizes.gated else 1),
+            "k_proj": self.groups * width,
+            "v_proj": self.groups * width,
+        }
+        self.input = Columns(config, config.hidden_size, rows, sizes.qkv_bias)
+        self.o_proj = output_projection(config, sizes.heads * width, sizes.output_bias)
+        if sizes.qk_norm:
+            self.q_norm = Norm(config, width, config.layernorm_epsilon)
+            self.k_norm = Norm(config, width, config.layernorm_epsilon)
+        self.sinks = None
+        if sizes.sinks:
+            device = torch.cuda.current_device()
+            self.sinks = torch.nn.Parameter(torch.empty(self.heads, dtype=config.params_dtype, device=device))
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *_: Any,
-        packed_seq_params: NodeParams,
-        **__: Any,
-    ) -> torch.Tensor:
-        """query [T, heads, dim], key and value [T, groups, dim] → [T, heads·dim]."""
-        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        return packed_seq_params.attend(q, k, v, self.scale)[0].transpose(0, 1).flatten(1)
+        self, hidden: torch.Tensor, *_: Any, packed_seq_params: LayerInputs, **__: Any
+    ) -> tuple[torch.Tensor, None]:
+        sizes, inputs = self.sizes, packed_seq_params
+        q, k, v = (x.squeeze(1).unflatten(-1, (-1, sizes.head_dim)) for x in self.input(hidden))
+        gate = None
+        if sizes.gated:
+            q, gate = q.unflatten(1, (-1, 2)).unbind(2)
+        if sizes.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = _attend(inputs, self.layer, inputs.rotate(q), inputs.rotate(k), v, sizes.head_dim**-0.5, self.sinks)
+        if gate is not None:
+            out = out * torch.sigmoid(gate)
+        return self.o_proj(out.flatten(1)[:, None])[0], None
 
 
-def attend_masked(
-    nodes: tuple[TreeStretch, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """The plain form that the others must equal: for each node one call over the keys of ancestors and node together.
-    Runs on every device; tests and `benchmarks/gpu_check.py` compare with it."""
-    outputs = []
-    for node in nodes:
-        ranges = (*node.ancestors, (node.start, node.end))
-        keys, values = (torch.cat([x[:, :, a:b] for a, b in ranges], dim=2) for x in (k, v))
-        mask = None
-        if node.ancestors:
-            length, seen = node.end - node.start, keys.shape[2]
-            mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
-        queries = q[:, :, node.start : node.end]
-        outputs.append(
-            scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-            )
-        )
-    return torch.cat(outputs, dim=2)
+class LatentAttention(torch.nn.Module):
+    """The low-rank projections are the same on all tensor-parallel ranks and see this rank's tokens; what they give is
+    gathered and spread to the heads."""
 
+    def __init__(self, config: Any, layer_number: int, **_: Any) -> None:
+        super().__init__()
+        sizes: Latent = config.architecture.latent
+        self.sizes = sizes
+        self.layer: Layer = config.architecture.layers[layer_number - 1]
+        self.parallel = config.sequence_parallel
+        self.heads = shared_out("attention heads", sizes.heads)
+        self.width = sizes.nope_dim + sizes.rope_dim
+        self.scale = self.width**-0.5 * config.latent_scale
+        hidden, epsilon = config.hidden_size, 1e-6
+        if sizes.query_rank is None:
+            self.query = Columns(config, hidden, {"q_proj": self.heads * self.width})
+        else:
+            self.q_a_proj = Matrix(config, sizes.query_rank, hidden)
+            self.q_a_layernorm = Norm(config, sizes.query_rank, epsilon)
+            self.query = Columns(config, sizes.query_rank, {"q_b_proj": self.heads * self.width})
+        self.kv_a_proj_with_mqa = Matrix(config, sizes.kv_rank + sizes.rope_dim, hidden)
+        self.kv_a_layernorm = Norm(config, sizes.kv_rank, epsilon)
+        self.key_value = Columns(config, sizes.kv_rank, {"kv_b_proj": self.heads * (sizes.nope_dim + sizes.value_dim)})
+        self.o_proj = output_projection(config, sizes.heads * sizes.value_dim)
 
-def attend_flash(
-    nodes: tuple[TreeStretch, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """On a CPU, without masks and without copies of ancestors' keys: each ancestor range
-    is attended to on its own and the partial results are merged by their log-sum-exp, as in ring attention."""
-    return _NodeFlash.apply(q, k, v, nodes, scale)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _NodeFlash(torch.autograd.Function):
-    """Saves q, k, v, the output and one log-sum-exp a query, whatever the shape of the tree."""
-
-    @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, nodes: tuple[TreeStretch, ...], scale: float
-    ) -> torch.Tensor:
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-        for node in nodes:
-            own = slice(node.start, node.end)
-            queries = q[:, :, own]
-            o, total = _flash(queries, k[:, :, own], v[:, :, own], 0.0, True, scale=scale)
-            for a, b in node.ancestors:
-                part, part_lse = _flash(queries, k[:, :, a:b], v[:, :, a:b], 0.0, False, scale=scale)
-                merged = torch.logaddexp(total, part_lse)
-                o = o * (total - merged).exp()[..., None] + part * (part_lse - merged).exp()[..., None]
-                total = merged
-            out[:, :, own], lse[:, :, own] = o, total
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.nodes, ctx.scale = nodes, scale
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (grad,) = grads
-        q, k, v, out, lse = ctx.saved_tensors
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for node in ctx.nodes:
-            own = slice(node.start, node.end)
-            # With output and log-sum-exp of the whole row, the backward of a part is that part's exact share.
-            whole = grad[:, :, own], q[:, :, own], out[:, :, own], lse[:, :, own]
-            grad_q[:, :, own] = 0.0
-            for a, b in (*node.ancestors, (node.start, node.end)):
-                dq, dk, dv = _flash_backward(
-                    whole[0],
-                    whole[1],
-                    k[:, :, a:b],
-                    v[:, :, a:b],
-                    whole[2],
-                    whole[3],
-                    0.0,
-                    a == node.start,
-                    scale=ctx.scale,
-                )
-                grad_q[:, :, own] += dq
-                grad_k[:, :, a:b] += dk
-                grad_v[:, :, a:b] += dv
-        return grad_q, grad_k, grad_v, None, None
+        self, hidden: torch.Tensor, *_: Any, packed_seq_params: LayerInputs, **__: Any
+    ) -> tuple[torch.Tensor, None]:
+        sizes, inputs = self.sizes, packed_seq_params
+        low = hidden
+        if sizes.query_rank is not None:
+            low = self.q_a_layernorm(linear(hidden, self.q_a_proj.weight))
+        (q,) = (x.squeeze(1).unflatten(-1, (self.heads, self.width)) for x in self.query(low))
+        both = linear(hidden, self.kv_a_proj_with_mqa.weight)
+        latent, turning = torch.split(both, [sizes.kv_rank, sizes.rope_dim], dim=-1)
+        if self.parallel:
+            turning = gather_from_sequence_parallel_region(turning)
+        (kv,) = (x.squeeze(1).unflatten(-1, (self.heads, -1)) for x in self.key_value(self.kv_a_layernorm(latent)))
+        k, v = torch.split(kv, [sizes.nope_dim, sizes.value_dim], dim=-1)
+        q_still, q_turning = torch.split(q, [sizes.nope_dim, sizes.rope_dim], dim=-1)
+        turned = inputs.rotate(turning, sizes.interleaved).expand(-1, self.heads, -1)
+        q = torch.cat([q_still, inputs.rotate(q_turning, sizes.interleaved)], dim=-1)
+        out = _attend(inputs, self.layer, q, torch.cat([k, turned], dim=-1), v, self.scale)
+        return self.o_proj(out.flatten(1)[:, None])[0], None

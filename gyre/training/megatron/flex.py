@@ -1,8 +1,9 @@
 """Attention over a pack on CUDA: one FlexAttention kernel, whatever the shape of the trees.
 
 Nodes lie in depth-first order, so a token's descendants are a range: token k is seen by the queries q with
-k ≤ q < last[k]. That one number per token is the mask; which blocks of the score matrix are empty or full follows from
-its minimum and maximum in a block, without the T² matrix that `create_block_mask` evaluates.
+k ≤ q < last[k], where q is a query's index in the pack, whichever rank computes it. That one number per token is the
+mask; which blocks of the score matrix are empty or full follows from its minimum and maximum in a block, without the T²
+matrix that `create_block_mask` evaluates.
 """
 
 from collections.abc import Sequence
@@ -19,35 +20,69 @@ from gyre.training.megatron.nodes import TreeStretch
 BLOCK = 128
 
 
-def attend_flex(mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def attend_flex(
+    mask: BlockMask, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """An `Attend` over the pack that `mask` was made of. On a CPU only forward, and slow."""
     kernel: Any = flex_attention if q.device.type == "cpu" else _compiled()
-    out: torch.Tensor = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
-    return out
+    if sinks is None:
+        out: torch.Tensor = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
+        return out
+    out, lse = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True, return_lse=True)
+    # A sink takes its share of every query's softmax.
+    return out * torch.sigmoid(lse - sinks.float()[None, :, None])[..., None].to(out.dtype)
 
 
-def tree_mask(nodes: Sequence[TreeStretch], device: torch.device) -> BlockMask:
-    """The mask of a pack. `nodes` are in depth-first order and cover [0, T)."""
+def tree_mask(
+    nodes: Sequence[TreeStretch],
+    positions_T: torch.Tensor,
+    window: int | None = None,
+    index_C: torch.Tensor | None = None,
+) -> BlockMask:
+    """The mask of a pack. `nodes` are in depth-first order and cover [0, T); `index_C` are the indices of the queries,
+    ascending, None for all tokens. With a window a query sees keys of less than `window` positions before it."""
+    device = positions_T.device
     last = last_descendants(nodes)
-    blocks = -(-len(last) // BLOCK)
-    padded = np.zeros(blocks * BLOCK, dtype=np.int64)
-    padded[: len(last)] = last
-    of_block = padded.reshape(blocks, BLOCK)
-    query, key = np.arange(blocks)[:, None], np.arange(blocks)[None, :]
-    full = (key < query) & (of_block.min(1)[None, :] >= (query + 1) * BLOCK)
-    some = (key <= query) & (of_block.max(1)[None, :] > query * BLOCK) & ~full
+    count = len(last)
+    index = np.arange(count) if index_C is None else index_C.cpu().numpy()
+    of_block = _blocks(last, 0)
+    first, final = _blocks(index, index[-1]).min(1)[:, None], _blocks(index, index[-1]).max(1)[:, None]
+    # What fills up the last block of queries, or of keys, has no keys or no descendants: it is in no full block.
+    beyond = _blocks(index, count).max(1)[:, None]
+    key = np.arange(len(of_block))[None, :]
+    full = ((key + 1) * BLOCK <= first + 1) & (of_block.min(1)[None, :] > beyond)
+    some = (key * BLOCK <= final) & (of_block.max(1)[None, :] > first)
+    if window is not None:
+        positions = positions_T.cpu().numpy()
+        asked = _blocks(positions[index], positions[index[-1]])
+        # A block may hold the starts of several rows: only its largest position bounds it.
+        some &= asked.min(1)[:, None] - _blocks(positions, positions[-1]).max(1)[None, :] < window
+        full &= asked.max(1)[:, None] - _blocks(positions, positions[-1]).min(1)[None, :] < window
+        full &= some
+    some &= ~full
     last_T = torch.from_numpy(last).to(device)
+    asks_C = torch.from_numpy(index).to(device)
 
     def sees(_: torch.Tensor, __: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (k <= q) & (q < last_T[k])
+        query = asks_C[q]
+        seen = (k <= query) & (query < last_T[k])
+        return seen if window is None else seen & (positions_T[query] - positions_T[k] < window)
 
     return BlockMask.from_kv_blocks(
         *_ordered(some, device),
         *_ordered(full, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
-        seq_lengths=(len(last), len(last)),
+        seq_lengths=(len(index), count),
     )
+
+
+def _blocks(values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
+    """[blocks, BLOCK], filled up at the end."""
+    blocks = -(-len(values) // BLOCK)
+    padded = np.full(blocks * BLOCK, fill, dtype=values.dtype)
+    padded[: len(values)] = values
+    return padded.reshape(blocks, BLOCK)
 
 
 def last_descendants(nodes: Sequence[TreeStretch]) -> npt.NDArray[np.int64]:

@@ -43,14 +43,16 @@ class ForwardBatch:
     """Experts to replay, int16 [T, L, k], −1 for tokens without a record; None: the routers choose."""
     replayed: int = 0
     """Tokens that have a record."""
-
-    @property
-    def tokens(self) -> int:
-        return self.ids_T.shape[0]
+    tokens: int = 0
+    """Tokens of rows; what follows them only makes T a multiple of what the layout needs, and has no targets."""
 
 
 def pack_rows(
-    rows: Sequence[Row], share_prefixes: bool, device: torch.device, routing: tuple[int, int, int] | None = None
+    rows: Sequence[Row],
+    share_prefixes: bool,
+    device: torch.device,
+    routing: tuple[int, int, int] | None = None,
+    multiple: int = 1,
 ) -> ForwardBatch:
     """Lays out the tokens that predict something: nothing from a row's last target on, no row without targets.
 
@@ -68,6 +70,7 @@ def pack_rows(
     common = [common_length(used[a], used[b]) if share_prefixes else 0 for a, b in pairwise(alive)]
     for first, last, start, end in stretches([len(used[r]) for r in alive], common):
         layout.add(alive[first:last], start, end)
+    tokens = layout.pad(multiple)
     predictors = [layout.paths[r][np.array(row.targets, dtype=np.int64) - 1] for r, row in enumerate(rows)]
     targets = [row.ids_T[t] for row in rows for t in row.targets]
     laid_out = np.concatenate(layout.choices) if layout.choices else None
@@ -80,7 +83,17 @@ def pack_rows(
         row_targets=tuple(len(row.targets) for row in rows),
         choices_TL=None if laid_out is None else torch.from_numpy(laid_out).to(device),
         replayed=0 if laid_out is None else int((laid_out[:, 0, 0] >= 0).sum()),
+        tokens=tokens,
     )
+
+
+def padding(device: torch.device, routing: tuple[int, int, int] | None, multiple: int) -> ForwardBatch:
+    """A pack of `multiple` tokens that are no row's, without targets."""
+    zeros = torch.zeros(multiple, dtype=torch.int64, device=device)
+    choices = None
+    if routing is not None:
+        choices = torch.full((multiple, *routing[:2]), -1, dtype=torch.int16, device=device)
+    return ForwardBatch(zeros, zeros, (TreeStretch(0, multiple),), zeros[:0], zeros[:0], (), choices)
 
 
 def _choices(row: Row, length: int, shape: tuple[int, int, int]) -> Choices:
@@ -128,6 +141,18 @@ class _Layout:
             self.paths[row][start:end] = np.arange(first, last)
             self._above[row] = above
         self._length = last
+
+    def pad(self, multiple: int) -> int:
+        """Fills the line up to a multiple, with a row of its own; returns the length before."""
+        length, missing = self._length, -self._length % multiple
+        if missing:
+            self.ids.append(np.zeros(missing, dtype=np.int64))
+            self.positions.append(np.zeros(missing, dtype=np.int64))
+            if self._choices is not None:
+                self.choices.append(np.full((missing, *self._choices[0].shape[1:]), -1, np.int16))
+            self.nodes.append(TreeStretch(length, length + missing))
+            self._length += missing
+        return length
 
 
 def _concatenate(arrays: list[Ints]) -> Ints:

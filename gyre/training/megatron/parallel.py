@@ -1,4 +1,4 @@
-"""The process groups inside one cell: tensor, pipeline and data parallel ranks."""
+"""The process groups inside one cell: tensor, context, expert, pipeline and data parallel ranks."""
 
 import os
 from datetime import timedelta
@@ -37,6 +37,9 @@ def initialize(layout: ParallelConfig, rank: int, name: str, store: Store, timeo
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,
         distributed_timeout_minutes=timeout_s / 60,
     )
 
@@ -56,6 +59,7 @@ def pipeline_group() -> dist.ProcessGroup:
 def answers() -> bool:
     """Whether this rank speaks for the last pipeline stages, where log-probabilities come out."""
     first = parallel_state.get_tensor_model_parallel_rank() == 0 and data_rank() == 0
+    first = first and parallel_state.get_context_parallel_rank() == 0
     return bool(parallel_state.is_pipeline_last_stage() and first)
 
 

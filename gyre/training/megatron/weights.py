@@ -1,189 +1,326 @@
-"""Hugging Face ↔ Megatron parameters, exact in both directions and for every tensor- and pipeline-parallel layout.
+"""Hugging Face ↔ Megatron parameters, exact in both directions and for every parallel layout.
 
-Each Megatron parameter of this rank has one `Rule`: the Hugging Face tensors it is made of, the axis along which each
-of those is sharded over tensor-parallel ranks, and how the shards are joined into the Megatron tensor. The same rules
-carry anything that has the shape of the parameters, such as optimizer moments.
+Each tensor of this rank has one `Rule`: the boxes of tensors in a file that it is made of, and where each lies in it.
+A box is an index (slices and numbers) of a whole tensor, so a rank reads what it holds and no more, and says of itself
+what it can give to others. The same rules carry anything that has the shape of the parameters, such as optimizer
+moments. Names of experts are those that the model's own files have: one tensor per expert, or one per layer.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
 from gyre.core.errors import WeightsUnavailable
-from gyre.training.megatron.experts import SparseMlp
+from gyre.training.architecture import Architecture
+from gyre.training.megatron.columns import copies_of
 from gyre.training.megatron.model import PolicyModel
-from gyre.transport import experts
+from gyre.transport import experts as naming
 
-Join = Literal["one", "gate_up", "qkv", "experts"]
+Box = tuple[slice | int, ...]
+
+
+class Whole(Protocol):
+    """A whole tensor, in memory or in a file."""
+
+    def __getitem__(self, box: Any, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`parameter[target]` is `file tensor[source]`."""
+
+    hf: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    source: Box
+    target: Box
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one Megatron parameter is made from Hugging Face tensors."""
+    """How one tensor of this rank is made."""
 
     megatron: str
-    hf: tuple[str, ...]
-    axis: int | None
-    """Axis of every `hf` tensor that tensor-parallel ranks share out; None when all ranks hold all of it. Gate and up
-    projections of experts come as one tensor [experts, 2·I, hidden], whose axis counts after I is split off."""
-    join: Join = "one"
+    pieces: tuple[Piece, ...]
+    sharded: bool = False
+    """Tensor-parallel ranks hold different parts."""
+    copies: int = 1
+    """How many neighbouring tensor-parallel ranks hold the same part."""
+    expert: bool = False
+    learned: bool = True
+    """False for what is carried but not trained."""
+    tied: bool = False
+    """The output's copy of the embedding."""
 
 
 def rules(model: PolicyModel) -> list[Rule]:
-    """The rules of the parameters on this rank, in a fixed order. Tied output weights have no rule on the first stage:
-    they are the embedding."""
-    found: list[Rule] = []
-    if model.pre_process:
-        found.append(Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), 0))
-    for index, layer in enumerate(model.decoder.layers):
-        names = f"decoder.layers.{index}.", f"model.layers.{layer.layer_number - 1}."
-        found += _attention_rules(*names, model)
-        found += _expert_rules(*names) if isinstance(layer.mlp, SparseMlp) else _mlp_rules(*names)
-    if model.post_process:
-        found.append(Rule("decoder.final_layernorm.weight", ("model.norm.weight",), None))
-        tied = model.share_embeddings_and_output_weights
-        if not (tied and model.pre_process):
-            source = "model.embed_tokens.weight" if tied else "lm_head.weight"
-            found.append(Rule("output_layer.weight", (source,), 0))
-    return found
+    """The rules of what this rank holds, in a fixed order. Tied output weights have no rule on the first stage: they
+    are the embedding."""
+    return list(_Rules(model).all())
 
 
-def _attention_rules(mcore: str, hf: str, model: PolicyModel) -> Iterator[Rule]:
-    attention = hf + "self_attn."
-    yield Rule(mcore + "input_layernorm.weight", (hf + "input_layernorm.weight",), None)
-    qkv = tuple(f"{attention}{x}_proj.weight" for x in "qkv")
-    yield Rule(mcore + "self_attention.linear_qkv.weight", qkv, 0, "qkv")
-    if model.config.qk_layernorm:
-        yield Rule(mcore + "self_attention.q_layernorm.weight", (attention + "q_norm.weight",), None)
-        yield Rule(mcore + "self_attention.k_layernorm.weight", (attention + "k_norm.weight",), None)
-    yield Rule(mcore + "self_attention.linear_proj.weight", (attention + "o_proj.weight",), 1)
-    yield Rule(mcore + "pre_mlp_layernorm.weight", (hf + "post_attention_layernorm.weight",), None)
+class _Rules:
+    def __init__(self, model: PolicyModel) -> None:
+        self._model = model
+        self._sizes: Architecture = model.architecture
+        self._tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._rank = parallel_state.get_tensor_model_parallel_rank()
+        self._ranks = parallel_state.get_tensor_model_parallel_world_size()
 
+    def all(self) -> Iterator[Rule]:
+        model, prefix = self._model, self._sizes.prefix
+        embedding = prefix + "embed_tokens.weight"
+        if model.pre_process:
+            yield self._rows("embedding.word_embeddings.weight", embedding)
+        for index, layer in enumerate(model.decoder.layers):
+            number = layer.layer_number - 1
+            yield from self._layer(f"decoder.layers.{index}.", f"{prefix}layers.{number}.", self._sizes.layers[number])
+        if model.post_process:
+            yield self._same("decoder.final_layernorm.weight", prefix + "norm.weight")
+            tied = model.share_embeddings_and_output_weights
+            if not (tied and model.pre_process):
+                head = self._rows("output_layer.weight", embedding if tied else self._sizes.head)
+                yield replace(head, tied=tied)
 
-def _mlp_rules(mcore: str, hf: str) -> Iterator[Rule]:
-    gate_up = (hf + "mlp.gate_proj.weight", hf + "mlp.up_proj.weight")
-    yield Rule(mcore + "mlp.linear_fc1.weight", gate_up, 0, "gate_up")
-    yield Rule(mcore + "mlp.linear_fc2.weight", (hf + "mlp.down_proj.weight",), 1)
+    def _layer(self, mcore: str, hf: str, layer: Any) -> Iterator[Rule]:
+        yield self._same(mcore + "input_layernorm.weight", hf + "input_layernorm.weight")
+        if layer.mixer == "delta":
+            yield from self._delta(mcore + "self_attention.", hf + "linear_attn.")
+        elif layer.mixer == "latent":
+            yield from self._latent(mcore + "self_attention.", hf + "self_attn.")
+        else:
+            yield from self._attention(mcore + "self_attention.", hf + "self_attn.")
+        yield self._same(mcore + "pre_mlp_layernorm.weight", hf + "post_attention_layernorm.weight")
+        yield from (
+            self._sparse(mcore + "mlp.", hf + "mlp.") if layer.sparse else self._dense(mcore + "mlp.", hf + "mlp.")
+        )
 
+    def _attention(self, mcore: str, hf: str) -> Iterator[Rule]:
+        sizes = self._sizes.attention
+        assert sizes is not None
+        for name in ("q_proj", "k_proj", "v_proj"):
+            copies = 1 if name == "q_proj" else copies_of(sizes.groups)
+            for kind in ("weight", "bias") if sizes.qkv_bias else ("weight",):
+                yield self._rows(f"{mcore}input.{name}.{kind}", f"{hf}{name}.{kind}", copies=copies)
+        if sizes.qk_norm:
+            for name in ("q_norm.weight", "k_norm.weight"):
+                yield self._same(mcore + name, hf + name)
+        if sizes.sinks:
+            yield self._rows(mcore + "sinks", hf + "sinks")
+        yield self._rows(mcore + "o_proj.weight", hf + "o_proj.weight", axis=1)
+        if sizes.output_bias:
+            yield self._same(mcore + "o_proj.bias", hf + "o_proj.bias")
 
-def _expert_rules(mcore: str, hf: str) -> Iterator[Rule]:
-    yield Rule(mcore + "mlp.router", (hf + "mlp.gate.weight",), None)
-    yield Rule(mcore + "mlp.gate_up", (hf + "mlp.experts.gate_up_proj",), 2, "experts")
-    yield Rule(mcore + "mlp.down", (hf + "mlp.experts.down_proj",), 2)
+    def _latent(self, mcore: str, hf: str) -> Iterator[Rule]:
+        sizes = self._sizes.latent
+        assert sizes is not None
+        if sizes.query_rank is None:
+            yield self._rows(mcore + "query.q_proj.weight", hf + "q_proj.weight")
+        else:
+            for name in ("q_a_proj.weight", "q_a_layernorm.weight"):
+                yield self._same(mcore + name, hf + name)
+            yield self._rows(mcore + "query.q_b_proj.weight", hf + "q_b_proj.weight")
+        for name in ("kv_a_proj_with_mqa.weight", "kv_a_layernorm.weight"):
+            yield self._same(mcore + name, hf + name)
+        yield self._rows(mcore + "key_value.kv_b_proj.weight", hf + "kv_b_proj.weight")
+        yield self._rows(mcore + "o_proj.weight", hf + "o_proj.weight", axis=1)
+
+    def _delta(self, mcore: str, hf: str) -> Iterator[Rule]:
+        sizes = self._sizes.delta
+        assert sizes is not None
+        segments = (sizes.key_heads * sizes.key_dim,) * 2 + (sizes.value_heads * sizes.value_dim,)
+        if sizes.fused:
+            names: tuple[str, ...] = ("in_proj_qkvz", "in_proj_ba")
+        else:
+            yield self._segments(mcore + "input.in_proj_qkv.weight", hf + "in_proj_qkv.weight", segments)
+            names = ("in_proj_z", "in_proj_b", "in_proj_a")
+        for name in names:
+            yield self._rows(f"{mcore}input.{name}.weight", f"{hf}{name}.weight")
+        yield self._segments(mcore + "conv1d", hf + "conv1d.weight", segments)
+        for name in ("A_log", "dt_bias"):
+            yield self._rows(mcore + name, hf + name)
+        yield self._same(mcore + "norm.weight", hf + "norm.weight")
+        yield self._rows(mcore + "out_proj.weight", hf + "out_proj.weight", axis=1)
+
+    def _dense(self, mcore: str, hf: str) -> Iterator[Rule]:
+        yield self._gate_up(mcore + "linear_fc1.weight", hf + "gate_proj.weight", hf + "up_proj.weight")
+        yield self._rows(mcore + "linear_fc2.weight", hf + "down_proj.weight", axis=1)
+
+    def _sparse(self, mcore: str, hf: str) -> Iterator[Rule]:
+        sizes = self._sizes.experts
+        assert sizes is not None
+        for kind in ("weight", "bias") if sizes.router_bias else ("weight",):
+            yield self._same(f"{mcore}router.{kind}", f"{hf}{sizes.router_name}.{kind}")
+        if sizes.correction:
+            name = f"{hf}{sizes.router_name}.e_score_correction_bias"
+            yield replace(self._same(mcore + "router.correction", name), learned=False)
+        shared = f"{hf}{sizes.shared_name}."
+        if sizes.shared:
+            yield from self._dense(mcore + "shared_experts.", shared)
+        if sizes.shared_gate and sizes.shared:
+            yield self._same(mcore + "shared_experts.gate_weight", f"{hf}shared_expert_gate.weight")
+        yield from self._experts(mcore + "experts.", hf + "experts.")
+
+    def _experts(self, mcore: str, hf: str) -> Iterator[Rule]:
+        sizes = self._sizes.experts
+        assert sizes is not None
+        held = self._tensors[mcore + "gate_up"].shape[0]
+        first = held * parallel_state.get_expert_model_parallel_rank()
+        if self._model.experts_apart:
+            half = sizes.intermediate
+            parts: dict[str, Any] = {
+                "gate_up": (("gate_proj", slice(0, half)), ("up_proj", slice(half, None))),
+                "down": None,
+            }
+            for name, halves in parts.items():
+                shape = tuple(self._tensors[mcore + name].shape[1:])
+                pieces = []
+                for i in range(held):
+                    for part, rows in halves or (("down_proj", slice(None)),):
+                        whole = (half, *shape[1:]) if halves else shape
+                        pieces.append(Piece(f"{hf}{first + i}.{part}.weight", whole, (slice(None),), (i, rows)))
+                yield Rule(mcore + name, tuple(pieces), expert=True)
+            return
+        names = {"gate_up": "gate_up_proj", "down": "down_proj"}
+        if sizes.clamped is not None:
+            names |= {"gate_up_bias": "gate_up_proj_bias", "down_bias": "down_proj_bias"}
+        for name, file in names.items():
+            shape = (sizes.count, *self._tensors[mcore + name].shape[1:])
+            piece = Piece(hf + file, shape, (slice(first, first + held),), (slice(None),))
+            yield Rule(mcore + name, (piece,), expert=True)
+
+    def _same(self, mcore: str, hf: str) -> Rule:
+        shape = tuple(self._tensors[mcore].shape)
+        return Rule(mcore, (Piece(hf, shape, (slice(None),), (slice(None),)),))
+
+    def _rows(self, mcore: str, hf: str, axis: int = 0, copies: int = 1) -> Rule:
+        """Equal parts along `axis`, each on `copies` neighbouring ranks."""
+        shape = list(self._tensors[mcore].shape)
+        size, part = shape[axis], self._rank // copies
+        shape[axis] = size * (self._ranks // copies)
+        source = (*(slice(None),) * axis, slice(part * size, (part + 1) * size))
+        return Rule(mcore, (Piece(hf, tuple(shape), source, (slice(None),)),), sharded=self._ranks > 1, copies=copies)
+
+    def _segments(self, mcore: str, hf: str, sizes: tuple[int, ...]) -> Rule:
+        """The rows of a tensor are segments, and each is shared out on its own."""
+        pieces, begin, start = [], 0, 0
+        shape = (sum(sizes), *self._tensors[mcore].shape[1:])
+        for size in sizes:
+            part = size // self._ranks
+            first = start + self._rank * part
+            pieces.append(Piece(hf, shape, (slice(first, first + part),), (slice(begin, begin + part),)))
+            begin, start = begin + part, start + size
+        return Rule(mcore, tuple(pieces), sharded=self._ranks > 1)
+
+    def _gate_up(self, mcore: str, gate: str, up: str) -> Rule:
+        rows, inputs = self._tensors[mcore].shape
+        half = rows // 2
+        source = (slice(self._rank * half, (self._rank + 1) * half),)
+        shape = (half * self._ranks, inputs)
+        targets = (slice(0, half), slice(half, rows))
+        pieces = (Piece(hf, shape, source, (t,)) for hf, t in zip((gate, up), targets, strict=True))
+        return Rule(mcore, tuple(pieces), sharded=self._ranks > 1)
 
 
 def mark_shards(model: PolicyModel) -> None:
-    """Tells Megatron which parameters are shards, so that the gradient norm counts replicated ones once. Megatron does
-    this itself only when it initialises parameters."""
+    """Tells Megatron which parameters are shards, so that the gradient norm counts replicated ones once, and which have
+    gradients that tensor-parallel ranks must sum because each sees its own tokens or heads."""
     parameters = dict(model.named_parameters())
+    rank = parallel_state.get_tensor_model_parallel_rank()
     for rule in rules(model):
+        if not rule.learned:
+            continue
         parameter = parameters[rule.megatron]
-        parameter.tensor_model_parallel = rule.axis is not None
-        parameter.partition_dim = -1 if rule.axis is None else rule.axis
+        parameter.tensor_model_parallel = rule.expert or (rule.sharded and rank % rule.copies == 0)
+        parameter.partition_dim = 0 if rule.sharded else -1
         parameter.partition_stride = 1
+        parameter.sequence_parallel = not (rule.sharded or rule.expert)
 
 
 @torch.no_grad()
-def scatter(model: PolicyModel, whole: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
-    """Fills `into` (Megatron name → this rank's tensor) from whole Hugging Face tensors. Raises WeightsUnavailable
-    when some are missing, or when one has another shape; then `into` may be partly filled."""
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    found = rules(model)
-    if missing := [name for rule in found for name in rule.hf if name not in whole]:
-        raise experts.lacking(missing)
+def sum_copies(model: PolicyModel) -> None:
+    """Sums the gradients of what several tensor-parallel ranks hold a copy of, before any other sum."""
+    parameters = dict(model.named_parameters())
+    group = parallel_state.get_tensor_model_parallel_group()
+    rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    for rule in rules(model):
+        if rule.copies > 1:
+            gradient = parameters[rule.megatron].main_grad
+            slots = gradient.new_zeros(size // rule.copies, *gradient.shape)
+            slots[rank // rule.copies] = gradient
+            dist.all_reduce(slots, group=group)
+            gradient.copy_(slots[rank // rule.copies])
+
+
+@torch.no_grad()
+def scatter(model: PolicyModel, whole: Mapping[str, Any], into: Mapping[str, torch.Tensor]) -> None:
+    """Fills `into` (Megatron name → this rank's tensor) from whole tensors, in memory or in files. What `into` has no
+    name for is left out. Raises WeightsUnavailable when some are missing, or when one has another shape; then `into`
+    may be partly filled."""
+    found = [rule for rule in rules(model) if rule.megatron in into]
+    if missing := list(dict.fromkeys(p.hf for rule in found for p in rule.pieces if p.hf not in whole)):
+        raise naming.lacking(missing)
     for rule in found:
-        tensors = [whole[name] for name in rule.hf]
-        if rule.join == "experts":
-            tensors = [tensor.view(len(tensor), 2, -1, tensor.shape[-1]) for tensor in tensors]
-        parts = [_shard(tensor, rule.axis, rank, size) for tensor in tensors]
-        joined = _join(parts, rule.join, model.config)
         target = into[rule.megatron]
-        if joined.shape != target.shape:
-            raise WeightsUnavailable(
-                f"{', '.join(rule.hf)} give shape {tuple(joined.shape)}, but {rule.megatron} has {tuple(target.shape)}"
-            )
-        target.copy_(joined)
+        for piece in rule.pieces:
+            source = whole[piece.hf]
+            shape = tuple(source.shape if isinstance(source, torch.Tensor) else source.get_shape())
+            if shape != piece.shape:
+                raise WeightsUnavailable(f"{piece.hf} has shape {shape}, but {rule.megatron} takes {piece.shape} of it")
+            target[piece.target].copy_(source[piece.source])
 
 
 @torch.no_grad()
 def gather(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `scatter`: whole Hugging Face tensors from every rank's `local`, as copies in the host memory of
-    the cell's rank 0, and empty elsewhere. Collective over the cell. A device holds one whole tensor at a time."""
+    """The inverse of `scatter`: whole tensors from every rank's `local`, as copies in the host memory of the cell's
+    rank 0, and empty elsewhere. Collective over the cell. A device holds one piece of another rank at a time."""
     rank = dist.get_rank()
-    sent: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
-    """Rank → what it sends to rank 0, as tensors without storage."""
+    mine = [
+        (piece, local[rule.megatron][piece.target])
+        for rule in owned(model)
+        for piece in rule.pieces
+        if rule.megatron in local
+    ]
+    sent: list[Any] = [None] * dist.get_world_size()
+    described = [(piece, tuple(tensor.shape), tensor.dtype) for piece, tensor in mine]
     if len(sent) > 1:
-        dist.all_gather_object(sent, _sent(model, local))
+        dist.all_gather_object(sent, described)
+    if rank > 0:
+        for _, tensor in mine:
+            dist.send(tensor.contiguous(), 0)
+        return {}
+    sent[0] = []
     whole: dict[str, torch.Tensor] = {}
-    if parallel_state.get_data_parallel_rank() == 0:
-        for name, tensor in _own_stage(model, local):
-            if rank == 0:
-                whole[name] = tensor.to("cpu", copy=True)
-            elif name in sent[rank]:
-                dist.send(tensor.contiguous(), 0)
-    if rank == 0:
-        for source, tensors in enumerate(sent):
-            for name, tensor in tensors.items():
-                received = torch.empty_like(tensor, device=model.device)
-                dist.recv(received, source)
-                # The first and the last stage both have tied embeddings.
-                whole.setdefault(name, received.cpu())
+
+    def put(piece: Piece, tensor: torch.Tensor) -> None:
+        if piece.hf not in whole:
+            whole[piece.hf] = torch.empty(piece.shape, dtype=tensor.dtype)
+        whole[piece.hf][piece.source].copy_(tensor)
+
+    for piece, tensor in mine:
+        put(piece, tensor)
+    for source, pieces in enumerate(sent):
+        for piece, shape, dtype in pieces:
+            received = torch.empty(shape, dtype=dtype, device=model.device)
+            dist.recv(received, source)
+            put(piece, received)
     return whole
 
 
-def _sent(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The first rank of every stage but the first sends the tensors of its stage."""
-    first = parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_data_parallel_rank() == 0
-    if dist.get_rank() == 0 or not first:
-        return {}
-    return dict(_own_stage(model, {name: tensor.to("meta") for name, tensor in local.items()}))
+def owned(model: PolicyModel) -> list[Rule]:
+    """The rules of what this rank speaks for: together the ranks of a cell own every tensor exactly once."""
+    tensor = parallel_state.get_tensor_model_parallel_rank()
+    dense = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    sparse = parallel_state.get_expert_data_parallel_rank() == 0
 
+    def mine(rule: Rule) -> bool:
+        if rule.expert:
+            return bool(sparse)
+        first = tensor % rule.copies == 0 if rule.sharded else tensor == 0
+        return bool(dense and not rule.tied and first)
 
-def _own_stage(model: PolicyModel, local: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The whole tensors of this rank's stage, one after the other; collective over its tensor-parallel ranks."""
-    for rule in rules(model):
-        for name, part in zip(rule.hf, _split(local[rule.megatron], rule.join, model.config), strict=True):
-            tensor = _unshard(part, rule.axis)
-            yield name, tensor.flatten(1, 2) if rule.join == "experts" else tensor
-
-
-def _shard(tensor: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
-    return tensor if axis is None else tensor.chunk(size, dim=axis)[rank]
-
-
-def _unshard(part: torch.Tensor, axis: int | None) -> torch.Tensor:
-    size = parallel_state.get_tensor_model_parallel_world_size()
-    if axis is None or size == 1:
-        return part
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(size)]
-    if not part.is_meta:
-        dist.all_gather(parts, part.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
-    return torch.cat(parts, dim=axis)
-
-
-def _join(parts: list[torch.Tensor], join: Join, config: Any) -> torch.Tensor:
-    if join in ("one", "experts"):
-        return parts[0]
-    if join == "gate_up":
-        return torch.cat(parts)
-    q, k, v = parts
-    # Megatron orders rows by query group: the group's query heads, its key head, its value head.
-    dim, hidden = config.kv_channels, q.shape[1]
-    groups = k.shape[0] // dim
-    return torch.cat([x.reshape(groups, -1, hidden) for x in (q, k, v)], dim=1).reshape(-1, hidden)
-
-
-def _split(tensor: torch.Tensor, join: Join, config: Any) -> list[torch.Tensor]:
-    if join in ("one", "experts"):
-        return [tensor]
-    if join == "gate_up":
-        return list(tensor.chunk(2))
-    dim, hidden = config.kv_channels, tensor.shape[1]
-    heads = config.num_attention_heads // config.num_query_groups
-    grouped = tensor.reshape(-1, (heads + 2) * dim, hidden)
-    return [x.reshape(-1, hidden) for x in torch.split(grouped, [heads * dim, dim, dim], dim=1)]
+    return [rule for rule in rules(model) if mine(rule)]

@@ -33,8 +33,8 @@ def check_room(subject: Subject) -> None:
         raise ConfigError(
             f"{place} cannot be written ({error.strerror}): make room or choose another --run-dir"
         ) from None
-    described, sizes = read_model(subject.config.policy.model)
-    needed, free = parameters(described, sizes) * CHECKPOINT_BYTES + LEAST_FREE, shutil.disk_usage(place).free
+    _, architecture = read_model(subject.config.policy.model)
+    needed, free = parameters(architecture) * CHECKPOINT_BYTES + LEAST_FREE, shutil.disk_usage(place).free
     if free < needed:
         raise ConfigError(
             f"{place} has {free / 2**30:.1f} GiB free and one checkpoint takes {needed / 2**30:.1f} GiB: make room or "
@@ -52,7 +52,7 @@ def check_resumption(subject: Subject) -> None:
     latest = run.latest_checkpoint()
     version = latest.version if latest else 0
     if latest is not None:
-        require_weights(latest.path, *read_model(latest.path))
+        require_weights(latest.path, read_model(latest.path)[1])
     if version >= subject.config.scheduler.max_steps:
         raise ConfigError(
             f"{run.root} is complete: its checkpoint is of step {version} and scheduler.max_steps = "

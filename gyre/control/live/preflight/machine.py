@@ -125,8 +125,8 @@ def check_memory(subject: Subject) -> None:
             raise ConfigError(f"{key} = {threads} is far more than the {cores} cores of this machine; lower it")
     if config.devices.ids:
         return
-    described, sizes = read_model(config.policy.model)
-    numbers = parameters(described, sizes)
+    _, architecture = read_model(config.policy.model)
+    numbers = parameters(architecture)
     needed = numbers * (TRAINING_BYTES + SERVING_BYTES * (subject.engines > 0))
     if needed > total:
         raise ConfigError(
@@ -135,9 +135,7 @@ def check_memory(subject: Subject) -> None:
             "devices.ids"
         )
     if isinstance(config.engine, LocalSection):
-        heads = sizes.num_key_value_heads or sizes.num_attention_heads
-        head = sizes.head_dim or sizes.hidden_size // sizes.num_attention_heads
-        cache = config.engine.kv_blocks * config.engine.page_size * sizes.num_hidden_layers * heads * head * 2 * 4
+        cache = config.engine.kv_blocks * config.engine.page_size * architecture.cached_numbers * 4
         if cache * max(subject.engines, 1) > total:
             raise ConfigError(
                 f"engine.kv_blocks = {config.engine.kv_blocks} takes {_gib(cache)} in each of {subject.engines} "
@@ -150,8 +148,8 @@ def check_shared_memory(subject: Subject) -> None:
     config = subject.config
     if not isinstance(config.transport, ShmSection) or not SHARED_MEMORY.is_dir():
         return
-    described, sizes = read_model(config.policy.model)
-    needed, free = parameters(described, sizes) * SERVING_BYTES, shutil.disk_usage(SHARED_MEMORY).free
+    _, architecture = read_model(config.policy.model)
+    needed, free = parameters(architecture) * SERVING_BYTES, shutil.disk_usage(SHARED_MEMORY).free
     if free < needed:
         raise ConfigError(
             f"{SHARED_MEMORY} has {_gib(free)} free and one version of the weights takes {_gib(needed)}; enlarge it "

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from gyre.chat.render import ChatRenderer, RenderError
-from gyre.control.live.fit import Sizes, require_layout, require_servable
+from gyre.control.live.fit import require_layout, require_servable
 from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import require_tensors
 from gyre.core.errors import ConfigError
-from gyre.core.expert_routing import expert_count
 from gyre.core.tensor_files import DamagedFile, non_finite, read_headers
 from gyre.proxy.session.tokenizer import load_tokenizer
+from gyre.training.architecture import Architecture
 
 READ_BYTES = 256 * 2**20
 """Of weights, when looking for numbers that are not finite: all of a small model, slices of every tensor of a large one
@@ -32,31 +32,26 @@ def check(subject: Subject) -> None:
                 f"policy.model = {model} has no {name}; "
                 "give a Hugging Face model directory with safetensors weights and a tokenizer"
             )
-    described, sizes = read_model(model)
-    if described.get("quantization_config"):
-        raise ConfigError(
-            f"policy.model = {model} is quantized (config.json has quantization_config), and quantized weights cannot "
-            "be trained; give the model that it was made from"
-        )
-    _require_ids(model, described, sizes)
-    _require_context(config.rollout.max_context, model, described, sizes)
-    if config.trainer.replay_routing and not expert_count(described):
+    described, architecture = read_model(model)
+    _require_ids(model, described, architecture)
+    _require_context(config.rollout.max_context, model, described, architecture)
+    if config.trainer.replay_routing and architecture.experts is None:
         raise ConfigError(
             f"trainer.replay_routing = true, but policy.model = {model} has no experts "
             "whose choice could be replayed; set it to false"
         )
-    require_layout(config.trainer.parallel, sizes, str(model))
-    require_servable(config.engine, sizes, str(model))
+    require_layout(config.trainer.parallel, architecture, str(model))
+    require_servable(config.engine, architecture, str(model))
 
 
 def check_weights(subject: Subject) -> None:
     """The safetensors files: whole, with the tensors of config.json, without infinities. Raises ConfigError."""
     model = subject.config.policy.model
-    described, sizes = read_model(model)
-    require_weights(model, described, sizes)
+    _, architecture = read_model(model)
+    require_weights(model, architecture)
 
 
-def require_weights(model: Path, described: Mapping[str, Any], sizes: Sizes) -> None:
+def require_weights(model: Path, architecture: Architecture) -> None:
     """`check_weights` for any directory, such as a checkpoint."""
     files = sorted(model.glob("model*.safetensors"))
     try:
@@ -64,7 +59,7 @@ def require_weights(model: Path, described: Mapping[str, Any], sizes: Sizes) -> 
     except DamagedFile as error:
         raise ConfigError(f"{error}; get the file again") from None
     _require_index(model, {name: tensor.file.name for name, tensor in tensors.items()})
-    require_tensors(tensors, described, sizes, str(model))
+    require_tensors(tensors, architecture, str(model))
     if (name := non_finite(tensors, READ_BYTES)) is not None:
         raise ConfigError(
             f"{tensors[name].file}: {name} has numbers that are infinite or not a number; nothing can be sampled or "
@@ -88,24 +83,24 @@ def check_tokenizer(subject: Subject) -> None:
         raise ConfigError(
             f"the tokenizer of policy.model = {policy.model} cannot be read ({type(error).__name__}: {error})"
         ) from error
-    _, sizes = read_model(policy.model)
+    _, architecture = read_model(policy.model)
     highest = max(vocabulary, key=lambda text: vocabulary[text], default=None)
-    if highest is not None and vocabulary[highest] >= sizes.vocab_size:
+    if highest is not None and vocabulary[highest] >= architecture.vocabulary:
         raise ConfigError(
             f"the tokenizer of policy.model = {policy.model} has the id {vocabulary[highest]} ({highest!r}), and by "
-            f"config.json the policy has vocab_size = {sizes.vocab_size}; get both files of the same model"
+            f"config.json the policy has vocab_size = {architecture.vocabulary}; get both files of the same model"
         )
 
 
-def _require_ids(model: Path, described: Mapping[str, Any], sizes: Sizes) -> None:
+def _require_ids(model: Path, described: Mapping[str, Any], architecture: Architecture) -> None:
     for file, content in (("config.json", described), ("generation_config.json", _optional(model))):
         for key in TOKEN_KEYS:
             value = content.get(key)
             for token in value if isinstance(value, list) else [value]:
-                if token is not None and not (isinstance(token, int) and 0 <= token < sizes.vocab_size):
+                if token is not None and not (isinstance(token, int) and 0 <= token < architecture.vocabulary):
                     raise ConfigError(
                         f"{file} of policy.model = {model} says {key} = {token!r}, which is no id below vocab_size = "
-                        f"{sizes.vocab_size}; get all files of the same model"
+                        f"{architecture.vocabulary}; get all files of the same model"
                     )
 
 
@@ -117,10 +112,10 @@ def _optional(model: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} cannot be read ({error}); get the file again") from None
 
 
-def _require_context(max_context: int, model: Path, described: Mapping[str, Any], sizes: Sizes) -> None:
+def _require_context(max_context: int, model: Path, described: Mapping[str, Any], architecture: Architecture) -> None:
     rope = described.get("rope_parameters") or described.get("rope_scaling") or {}
     factor = rope.get("factor") or 1.0 if isinstance(rope, dict) else 1.0
-    most = (sizes.max_position_embeddings or max_context) * max(1.0, float(factor))
+    most = architecture.positions * max(1.0, float(factor))
     if max_context > most:
         raise ConfigError(
             f"rollout.max_context = {max_context} is more than the {most:.0f} positions that policy.model = {model} "

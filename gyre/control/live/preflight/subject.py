@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gyre.control.live.config import RunConfig
-from gyre.control.live.fit import Sizes
 from gyre.core.errors import ConfigError
 from gyre.launch.section import HereSection
 from gyre.store import RunDir
-from gyre.training.config import require_trainable
+from gyre.training.architecture import Architecture
+from gyre.training.families import read_architecture
 
 
 class Subject(NamedTuple):
@@ -36,16 +36,15 @@ class Subject(NamedTuple):
         return self.config.scheduler.cells * self.config.trainer.parallel.ranks
 
 
-def read_model(model: Path) -> tuple[dict[str, Any], Sizes]:
-    """config.json of a model directory that Gyre can train, as it is and as sizes. Raises ConfigError."""
+def read_model(model: Path) -> tuple[dict[str, Any], Architecture]:
+    """config.json of a model directory, as it is and as an architecture. Raises ConfigError."""
     try:
         config = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
-        require_trainable(config, f"policy.model = {model}")
-        return config, msgspec.convert(config, Sizes)
+        return config, read_architecture(config, f"policy.model = {model}")
     except OSError as error:
         raise ConfigError(
             f"policy.model = {model}: config.json cannot be read ({error.strerror}); "
             "give a Hugging Face model directory with safetensors weights and a tokenizer"
         ) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, TypeError, AttributeError) as error:
         raise ConfigError(f"config.json of policy.model = {model} is not that of a language model ({error})") from None
