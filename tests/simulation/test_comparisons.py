@@ -81,7 +81,8 @@ def test_idle_of_the_training_role_is_what_no_micro_step_fills():
         stats.read(event)
     step = StepDone(
         t=7200.0, step=1, groups=[], staleness=[], reward_mean=0.0, loss=0.0, grad_norm=0.0, cells=[0],
-        logprob_gap_count=0, logprob_gap_mean=0.0, logprob_gap_max=0.0, clipped_executions=0, executions=0, targets=0, seconds=0.0,
+        logprob_gap_count=0, logprob_gap_mean=0.0, logprob_gap_max=0.0, clipped_executions=0, executions=0, targets=0,
+        seconds=0.0,
     )  # fmt: skip
     stats.read(step)
     assert stats.training_hours == pytest.approx(2.5)
