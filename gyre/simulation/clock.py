@@ -143,15 +143,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """The `Clock` of the VirtualLoop that it is first used in."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+    """The `Clock` of the running VirtualLoop."""
 
     def now(self) -> float:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return self._loop.time()
+        return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
