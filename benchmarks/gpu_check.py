@@ -29,7 +29,7 @@ from transformers import (
     GptOssConfig,
     PretrainedConfig,
     PreTrainedModel,
-    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -227,9 +227,8 @@ class Bench:
                 # A convolution and a state in every layer but each second.
                 linear = {f"linear_{kind}_head_dim": 64 for kind in ("key", "value")}
                 heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
-                shared = {"shared_expert_intermediate_size": self.sizes.hidden, "full_attention_interval": 2}
                 # Larger weights than usual: the norm of tiny keys would make rounding visible.
-                return Qwen3_5MoeTextConfig(**sizes, **experts, **linear, **heads, **shared, initializer_range=0.1)
+                return Qwen3_5TextConfig(**sizes, **linear, **heads, full_attention_interval=2, initializer_range=0.1)
             case "latent":
                 latent = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64}
                 routed = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
