@@ -44,13 +44,15 @@ HIDDEN = ("kcore", "keys", "latency_stats", "timer_list", "timer_stats", "sched_
 """Files of /proc that tell about the host, as in Docker."""
 
 # $1 is the fd that tells the host that the command starts now, $2 the most processes or "". The forwarder reports on a
-# FIFO that it listens; the FIFO is drained afterwards because socat goes on reporting.
-START = """
+# FIFO that it listens; the FIFO is drained afterwards because socat goes on reporting. A connection waits two minutes
+# for a proxy that is being started again.
+START = r"""
 ready=$1; processes=$2; shift 2
 if [ -n "$processes" ]; then ulimit -u "$processes"; fi
 if [ -S /run/proxy.sock ]; then
   mkfifo /run/forwarder; exec 3<>/run/forwarder
-  ( socat -d -d TCP-LISTEN:8080,bind=127.0.0.1,fork,reuseaddr UNIX-CONNECT:/run/proxy.sock 2>/run/forwarder & )
+  ( socat -d -d TCP-LISTEN:8080,bind=127.0.0.1,fork,reuseaddr \
+    UNIX-CONNECT:/run/proxy.sock,retry=1200,interval=0.1 2>/run/forwarder & )
   while read -r line <&3; do
     case $line in *"listening on"*) break ;; *" E "*) echo "$line" >&2; exit 125 ;; esac
   done
