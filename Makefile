@@ -18,7 +18,7 @@ setup:
 	@PYTHON=$(PYTHON) scripts/setup.sh
 
 demo: setup
-	$(BIN)/gyre train examples/quickstart.toml $(ARGS)
+	$(BIN)/gyre demo $(ARGS)
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest

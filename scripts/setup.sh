@@ -10,25 +10,13 @@ command -v "$python" >/dev/null || die "no $python; install Python 3.11 or newer
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$python is older than 3.11; name a newer one: make setup PYTHON=/path/to/python"
 command -v npm >/dev/null || die "no npm; install Node.js 20 or newer, the harnesses come from the npm registry"
 
-missing=()
-command -v bwrap >/dev/null || missing+=(bubblewrap)
-command -v socat >/dev/null || missing+=(socat)
-ldconfig -p | grep -q libseccomp.so.2 || missing+=(libseccomp2)
-if ((${#missing[@]})); then
-  command -v apt-get >/dev/null || die "missing ${missing[*]}, and there is no apt-get; install them with this system's package manager"
-  [ "$(id -u)" = 0 ] || die "missing ${missing[*]}; run as root, or install them: apt-get install ${missing[*]}"
-  echo "setup: installing ${missing[*]}"
-  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null ||
-    die "apt-get could not install ${missing[*]}"
-fi
-
-stamp=$(cat requirements/*.txt pyproject.toml "$0" | sha256sum | cut -d' ' -f1)
+stamp=$(cat requirements/*.txt pyproject.toml setup.py "$0" | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.gyre-stamp 2>/dev/null)" != "$stamp" ]; then
   echo "setup: installing Python packages into .venv (about two minutes)"
   [ -x .venv/bin/python ] || "$python" -m venv .venv || die "could not create .venv (on Debian: apt-get install python3-venv)"
-  .venv/bin/pip install -q --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt 2> >(grep -v "is ignored: it is neither" >&2)
+  .venv/bin/pip install -q --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt -c requirements/lock.txt 2> >(grep -v "is ignored: it is neither" >&2)
   .venv/bin/pip install -q --disable-pip-version-check --no-deps -e . 2> >(grep -v "is ignored: it is neither" >&2)
   echo "$stamp" >.venv/.gyre-stamp
 fi
 
-.venv/bin/gyre setup claude_code mini_swe_agent
+.venv/bin/gyre setup --system claude_code mini_swe_agent

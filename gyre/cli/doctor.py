@@ -2,21 +2,26 @@
 
 import importlib
 import os
+import re
 import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 from rich.text import Text
 
+from gyre import __version__
 from gyre.cli.console import open_console
 from gyre.core.errors import ConfigError
+from gyre.core.places import DISTRIBUTION
 from gyre.core.programs import Check, first_line
 from gyre.harnesses import check, load_profile
 from gyre.sandboxes.probe import check_bwrap, check_limits, check_namespaces, check_seccomp, check_socat
 
 NODE_MAJOR = 20
+OTHER_DISTRIBUTION = "gyre"
 SHM_BYTES = 1 << 30
 
 
@@ -42,6 +47,25 @@ def check_python() -> Check:
     return Check("Python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
 
 
+def check_distribution() -> Check:
+    """Whether only this project's package answers to the name `gyre`: PyPI has another one."""
+    others = [d for d in distributions() if canonical(d.metadata["Name"]) == OTHER_DISTRIBUTION]
+    if not others:
+        return Check("package", True, f"{DISTRIBUTION} {__version__}, alone")
+    return Check(
+        "package",
+        False,
+        f"the distribution {OTHER_DISTRIBUTION} {others[0].version}, another project with the same import name and "
+        "command, is installed beside this one",
+        f"pip uninstall {OTHER_DISTRIBUTION} && pip install --force-reinstall --no-deps {DISTRIBUTION}",
+    )
+
+
+def canonical(name: str | None) -> str:
+    """As PyPI compares names of distributions."""
+    return re.sub(r"[-_.]+", "-", name or "").lower()
+
+
 def check_node() -> Check:
     advice = f"install Node.js {NODE_MAJOR} or newer; Claude Code is installed with its npm"
     found = first_line("node", "--version")
@@ -60,11 +84,11 @@ def check_shm() -> Check:
 
 
 def check_torch() -> Check:
-    return _module("torch", "torch", "make setup, or pip install -r requirements/cpu.txt")
+    return _module("torch", "torch", "make setup in a checkout, or pip install 'gyre-rl[train]'")
 
 
 def check_megatron() -> Check:
-    return _module("Megatron-core", "megatron.core", "make setup, or pip install -r requirements/cpu.txt")
+    return _module("Megatron-core", "megatron.core", "make setup in a checkout, or pip install 'gyre-rl[train]'")
 
 
 def check_claude_code() -> Check:
@@ -77,6 +101,7 @@ def check_mini_swe_agent() -> Check:
 
 CHECKS: tuple[Callable[[], Check], ...] = (
     check_python,
+    check_distribution,
     check_node,
     check_bwrap,
     check_seccomp,

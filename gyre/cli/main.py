@@ -112,7 +112,13 @@ def _parser() -> argparse.ArgumentParser:
 
     setup = commands.add_parser("setup", help="install harnesses at their pinned versions")
     setup.add_argument("harnesses", nargs="+", metavar="HARNESS", help="name of a profile, file of your own, or all")
+    setup.add_argument("--system", action="store_true", help="first bubblewrap, socat and libseccomp, by apt-get")
     setup.set_defaults(run=_setup)
+
+    demo = commands.add_parser("demo", help="set up and run the main job: a tiny policy, a real harness, on the CPU")
+    demo.add_argument("overrides", nargs="*", default=[], metavar="section.key=value", help="override single values")
+    demo.add_argument("--run-dir", type=Path, help="where everything lands; default runs/quickstart-<time>")
+    demo.set_defaults(run=_demo)
     return parser
 
 
@@ -250,11 +256,15 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace) -> int:
-    from gyre.harnesses import install, profile_names
+    from gyre.cli.setup import setup
 
-    for name in profile_names() if arguments.harnesses == ["all"] else arguments.harnesses:
-        install(_profile(name))
-    return 0
+    return setup(arguments.harnesses, system=arguments.system)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from gyre.cli.setup import demo
+
+    return demo(arguments.overrides, arguments.run_dir)
 
 
 def _profile(name: str) -> str:

@@ -1,8 +1,9 @@
 """The experts that a mixture-of-experts policy chose for tokens, packed: what an engine tells and a trainer replays.
 
 One position of a token sequence has `layers` × `chosen` expert ids: in every layer that has experts, in the order of
-the layers, the k experts of that token, in no particular order. An id takes one byte when the experts and the mark of
-absence fit in it, else two, little-endian. A position without a record is absent as a whole.
+the layers, the k experts of that token, in no particular order. An id takes one byte up to 256 experts, else two,
+little-endian. A position without a record is absent as a whole: all its bytes are 0xff, which no position with a record
+has, because its k experts differ.
 
 Shapes: `_P` positions, `L` layers with experts, `k` experts per token.
 """
@@ -20,9 +21,9 @@ Choices = npt.NDArray[Any]
 """[P, L, k], of the integer type of `id_type`."""
 
 
-def id_type(experts: int) -> npt.DTypeLike:
-    """The smallest type that holds ids below `experts` and its own largest value, which marks absence."""
-    return np.dtype("<u1") if experts <= 0xFF else np.dtype("<u2")
+def id_type(experts: int, chosen: int) -> npt.DTypeLike:
+    """The smallest type in which a position of its largest value alone is no choice of `chosen` experts."""
+    return np.dtype("<u1") if experts <= (0x100 if chosen > 1 else 0xFF) else np.dtype("<u2")
 
 
 def expert_count(config: Mapping[str, Any]) -> int:
@@ -54,7 +55,7 @@ class ExpertRouting(msgspec.Struct, frozen=True, array_like=True):
     @property
     def width(self) -> int:
         """Bytes of a position."""
-        return self.layers * self.chosen * np.dtype(id_type(self.experts)).itemsize
+        return self.layers * self.chosen * np.dtype(id_type(self.experts, self.chosen)).itemsize
 
     @property
     def positions(self) -> int:
@@ -67,15 +68,14 @@ class ExpertRouting(msgspec.Struct, frozen=True, array_like=True):
 
     def choices(self) -> Choices:
         """[P, L, k], read-only."""
-        return np.frombuffer(self.data, id_type(self.experts)).reshape(-1, self.layers, self.chosen)
+        return np.frombuffer(self.data, id_type(self.experts, self.chosen)).reshape(-1, self.layers, self.chosen)
 
     def known(self) -> npt.NDArray[np.bool_]:
         """Which positions have a record, [P]. Raises InvariantViolation for an id that no expert has."""
         ids = self.choices()
-        absent = ids == np.iinfo(ids.dtype).max
-        if bool((ids[~absent] >= self.experts).any()) or not bool((absent.all((1, 2)) == absent.any((1, 2))).all()):
+        known: npt.NDArray[np.bool_] = (ids != np.iinfo(ids.dtype).max).any((1, 2))
+        if bool((ids[known] >= self.experts).any()):
             raise InvariantViolation(f"choices hold ids that none of {self.experts} experts has")
-        known: npt.NDArray[np.bool_] = ~absent[:, 0, 0]
         return known
 
     def part(self, start: int, stop: int | None = None) -> "ExpertRouting":

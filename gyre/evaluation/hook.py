@@ -66,8 +66,7 @@ class Hook(Grader):
     async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:  # noqa: ARG002
         await remove_tree(root)
         try:
-            (root / "app").mkdir(parents=True)
-            (root / "result").mkdir()
+            _make(root)
             state = work.sandbox.workspace if work else task.workspace
             if state is not None:
                 await copy(f"{state}/.", root / "app")
@@ -112,3 +111,10 @@ class Hook(Grader):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         return process.returncode or 0
+
+
+def _make(root: Path) -> None:
+    """Closed to other users: the copy may hold what only the sandbox should run."""
+    root.mkdir(mode=0o700, parents=True)
+    (root / "app").mkdir()
+    (root / "result").mkdir()

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 
 from gyre.core.errors import ConfigError
+from gyre.core.places import cache_root
 from gyre.harnesses.launch import npm_arch
 from gyre.harnesses.profile import HarnessProfile, load_profile, profile_names
 
@@ -16,8 +17,8 @@ INSTALL_TIMEOUT_S = 900.0
 
 
 def default_root() -> Path:
-    """`.cache/harnesses` of this checkout."""
-    return Path(__file__).parents[2] / ".cache" / "harnesses"
+    """`harnesses` in the cache (`gyre.core.places`)."""
+    return cache_root() / "harnesses"
 
 
 def prefix_of(profile: HarnessProfile, root: Path | None = None) -> Path:

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from gyre.cli import doctor as module
-from gyre.cli.doctor import Check, check_bwrap, check_namespaces, check_node, check_python, check_socat, doctor
+from gyre.cli.doctor import (
+    Check,
+    check_bwrap,
+    check_distribution,
+    check_namespaces,
+    check_node,
+    check_python,
+    check_socat,
+    doctor,
+)
 
 
 def test_a_bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,3 +56,14 @@ def test_exit_code_and_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "install [two]" in out
     assert "unused" not in out
     assert "1 of 2 checks failed" in out
+
+
+def test_another_project_of_the_same_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_distribution().ok or "gyre 0.1" in check_distribution().found
+    metadata = tmp_path / "gyre-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: Gyre\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = check_distribution()
+    assert not found.ok
+    assert "pip uninstall gyre" in found.advice

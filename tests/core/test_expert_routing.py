@@ -14,8 +14,9 @@ from gyre.core.expert_routing import ExpertRouting, expert_count, id_type, joine
 def make(experts: int, positions: int, seed: int, layers: int = 3, chosen: int = 2) -> ExpertRouting:
     """Random choices; about a third of the positions are absent."""
     rng = np.random.default_rng(seed)
-    kind = np.dtype(id_type(experts))
-    ids = rng.integers(0, experts, (positions, layers, chosen)).astype(kind)
+    kind = np.dtype(id_type(experts, chosen))
+    first = rng.integers(0, experts, (positions, layers, 1))
+    ids = ((first + np.arange(chosen)) % experts).astype(kind)  # the k of a token differ
     ids[rng.random(positions) < 0.33] = np.iinfo(kind).max
     return ExpertRouting(layers, chosen, experts, ids.tobytes())
 
@@ -36,8 +37,11 @@ def test_parts_join_to_the_whole_and_travel_unchanged(experts: int, positions: i
 
 
 def test_an_id_takes_one_byte_where_it_fits_beside_the_mark_of_absence() -> None:
-    assert [np.dtype(id_type(experts)).itemsize for experts in (128, 255, 256)] == [1, 1, 2]
-    assert make(255, 4, 0).width == 6
+    assert [np.dtype(id_type(experts, 2)).itemsize for experts in (128, 255, 256, 257)] == [1, 1, 1, 2]
+    assert [np.dtype(id_type(experts, 1)).itemsize for experts in (255, 256)] == [1, 2]
+    assert make(256, 4, 0).width == 6
+    last = np.array([[[255, 254]] * 3, [[255, 255]] * 3], dtype=np.uint8)
+    assert ExpertRouting(3, 2, 256, last.tobytes()).known().tolist() == [True, False]
 
 
 def test_what_is_no_choice_is_refused() -> None:

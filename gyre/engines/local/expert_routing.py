@@ -27,7 +27,7 @@ class ExpertRoutingMemory:
             )
         self._allocator = allocator
         self._empty = ExpertRouting(len(routers), routers[0].top_k, routers[0].num_experts, b"")
-        kind = np.dtype(id_type(self._empty.experts))
+        kind = np.dtype(id_type(self._empty.experts, self._empty.chosen))
         page, shape = allocator.tokens_per_page, (len(routers), self._empty.chosen)
         self._memory = np.full((len(allocator._copy_view), page, *shape), np.iinfo(kind).max, kind)
         self._pass: list[torch.Tensor] = []

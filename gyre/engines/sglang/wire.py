@@ -56,7 +56,7 @@ def read_experts(told: str, model: ExpertRouting) -> ExpertRouting:
         raise InvariantViolation(f"SGLang told experts of another shape than the model's: {error}") from error
     if choices.size and not 0 <= choices.min() <= choices.max() < model.experts:
         raise InvariantViolation(f"SGLang told experts outside the {model.experts} of the model")
-    return model.replaced(choices.astype(id_type(model.experts)))
+    return model.replaced(choices.astype(id_type(model.experts, model.chosen)))
 
 
 class SegmentReader:

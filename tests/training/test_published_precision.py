@@ -1,0 +1,24 @@
+"""What a bfloat16 trainer publishes is exactly what an engine in fp32 holds."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gyre.engines.local.model import build_model, load_weights
+from gyre.transport.state import checksum, published_state
+
+
+def test_an_engine_in_fp32_takes_bfloat16_weights_exactly(
+    make_trainer: Any, model_dir: str, hf_model: PreTrainedModel
+) -> None:
+    trainer = make_trainer(precision="bfloat16")
+    trainer.wake()
+    published = trainer.publish()
+    tensors = trainer._transport.pull(published)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    engine = build_model(model_dir)
+    load_weights(engine, tensors, version=0)
+    held = {name: value.to(tensors[name].dtype) for name, value in published_state(engine).items()}
+    assert checksum(held) == published.checksum
+    assert torch.equal(engine.state_dict()["model.norm.weight"].bfloat16(), hf_model.model.norm.weight.bfloat16())
