@@ -18,6 +18,8 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     run_id: str
     resumed_from: int | None = None
     """Policy version of the checkpoint that this run continues from."""
+    outlived: int = 0
+    """Executions that outlived the controller before, and go on."""
 
 
 class GroupDispatched(_Event, frozen=True, kw_only=True, tag="group_dispatched"):

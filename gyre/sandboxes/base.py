@@ -36,7 +36,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     mounts: list[Mount] = []
     proxy_socket: Path | None = None
-    """Unix socket that PROXY_URL leads to, which every user may connect to; None: no network at all."""
+    """Unix socket that PROXY_URL leads to, which every user may connect to; None: no network at all. The sandbox sees
+    its directory, which everybody may enter and which should hold nothing else."""
     limits: SandboxLimits = SandboxLimits()
     user: str = "agent"
     """Who runs commands and owns the writable directories: "agent"; "grader", which the agent's processes can neither

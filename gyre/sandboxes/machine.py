@@ -27,13 +27,15 @@ HOST_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld
 """All that a dynamic linker and Debian's alternatives need; nothing else of the host's /etc is visible."""
 
 # $1 is the fd that tells the host that the command starts now, $2 the most processes or "". The forwarder reports on a
-# FIFO that it listens; the FIFO is drained afterwards because socat goes on reporting.
-START = """
+# FIFO that it listens; the FIFO is drained afterwards because socat goes on reporting. A connection waits two minutes
+# for a proxy that is being started again.
+START = r"""
 ready=$1; processes=$2; shift 2
 if [ -n "$processes" ]; then ulimit -u "$processes"; fi
 if [ -S /run/proxy.sock ]; then
   mkfifo /run/forwarder; exec 3<>/run/forwarder
-  ( socat -d -d TCP-LISTEN:8080,bind=127.0.0.1,fork,reuseaddr UNIX-CONNECT:/run/proxy.sock 2>/run/forwarder & )
+  ( socat -d -d TCP-LISTEN:8080,bind=127.0.0.1,fork,reuseaddr \
+    UNIX-CONNECT:/run/proxy.sock,retry=1200,interval=0.1 2>/run/forwarder & )
   while read -r line <&3; do
     case $line in *"listening on"*) break ;; *" E "*) echo "$line" >&2; exit 125 ;; esac
   done
@@ -107,7 +109,7 @@ class MachineSandbox(BubblewrapSandbox):
     def _sources(self) -> list[Path]:
         spec = self.spec
         sources = [spec.root, *(mount.source for mount in spec.mounts)]
-        return [*sources, *([spec.proxy_socket] if spec.proxy_socket else [])]
+        return [*sources, *([spec.proxy_socket.parent] if spec.proxy_socket else [])]
 
     def _file_system(self, staged: Mapping[Path, str]) -> list[str]:
         spec, root = self.spec, staged[self.spec.root]
@@ -129,8 +131,9 @@ class MachineSandbox(BubblewrapSandbox):
         for mount in spec.mounts:
             arguments += ["--ro-bind", staged[mount.source], mount.target]
         if spec.proxy_socket is not None:
-            # Read-only, or one sandbox could change the mode of the socket that all share; connecting needs no more.
-            arguments += ["--ro-bind", staged[spec.proxy_socket], "/run/proxy.sock"]
+            # The directory, so that the socket of a proxy worker that takes over is there too.
+            arguments += ["--ro-bind", staged[spec.proxy_socket.parent], "/run/proxy"]
+            arguments += ["--symlink", f"proxy/{spec.proxy_socket.name}", "/run/proxy.sock"]
         return [*arguments, "--remount-ro", "/", "--chdir", spec.workdir]
 
     def _command(self, argv: Sequence[str], ready: int) -> tuple[list[str], list[str]]:

@@ -214,6 +214,7 @@ async def test_the_proxy_is_the_only_way_out(shell_of: Any, tmp_path: Path, kind
         writer.close()
 
     with tempfile.TemporaryDirectory(prefix="gyre-") as directory:
+        Path(directory).chmod(0o755)
         path = Path(directory) / "p"
         async with await asyncio.start_unix_server(answer, path):
             path.chmod(0o666)
