@@ -137,13 +137,14 @@ def test_a_machine_on_which_no_sandbox_can_start_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bwrap = tmp_path / "bwrap"
-    bwrap.write_text(
-        "#!/bin/sh\n[ $1 = --version ] && { echo bubblewrap 0.9.0; exit; }; { echo no permissions to create a namespace >&2; exit 1; }\n"
+    script = (
+        "[ $1 = --version ] && echo bubblewrap 0.9.0 && exit; echo no permissions to create a namespace >&2; exit 1"
     )
+    bwrap.write_text(f"#!/bin/sh\n{script}\n")
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run")]) == 2
-    assert "sandboxes cannot start: namespaces: no permissions to create a namespace; run as" in capsys.readouterr().err
+    assert "could not boot: no permissions to create a namespace; run as root" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
