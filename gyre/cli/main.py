@@ -66,6 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", type=Path, metavar="OUT", help="write all of it as JSON; - is the standard output")
     inspect.set_defaults(run=_inspect)
 
+    report = commands.add_parser("report", help="one self-contained HTML file on a run, to send to somebody")
+    report.add_argument("run_dir", type=Path)
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the run directory")
+    report.set_defaults(run=_report)
+
+    new = commands.add_parser("new", help="write a working skeleton with its test: task, harness, reward or config")
+    new.add_argument("kind", choices=["task", "harness", "reward", "config"])
+    new.add_argument("path", type=Path, help="what to make; must not exist")
+    new.set_defaults(run=_new)
+
     dashboard = commands.add_parser("dashboard", help="web pages and Prometheus metrics of a run")
     dashboard.add_argument("run_dir", type=Path)
     dashboard.add_argument("--host", default="127.0.0.1", help="address to serve on; there is no login")
@@ -130,11 +140,16 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     for name, seeds, text in (
         ("table1", 20, "the eleven rows of the paper's Table 1"),
         ("speedups", 5, "48 steps against Async and Colocate"),
+        ("table2", 3, "the paper's Table 2: DeepSWE and TerminalBench, with what rests on assumptions"),
+        ("figure8", 3, "the paper's Figure 8: the 2.4T model, with what rests on assumptions"),
         ("beyond", 5, "launch orders and the work bound, paired by seed"),
     ):
         experiment = experiments.add_parser(name, help=text)
         experiment.add_argument("--seeds", type=_count, default=seeds)
         experiment.set_defaults(experiment=name)
+    experiments.choices["table1"].add_argument(
+        "--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="parameter of the workload"
+    )
     trace = experiments.add_parser("trace", help="a fixed workload, without randomness")
     trace.add_argument("file", type=Path)
     trace.add_argument("--row", required=True, help="row of Table 1, A0 to E2")
@@ -154,6 +169,11 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"{count} is less than 1")
     return count
+
+
+def _assignment(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
 
 
 def _positive(text: str) -> float:
@@ -182,6 +202,25 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from gyre.cli.inspect import inspect
 
     return inspect(arguments.run_dir, execution=arguments.execution, json_out=arguments.json)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from gyre.api import Run
+
+    run = Run(arguments.run_dir)
+    out = arguments.out or run.directory.root / "report.html"
+    try:
+        run.write_report(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}): choose another file with --out.") from error
+    print(f"Report: {out}")
+    return 0
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from gyre.cli.new import new
+
+    return new(arguments.kind, arguments.path)
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
@@ -225,7 +264,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
     match arguments.experiment:
         case "table1":
-            cli.table1(arguments.seeds, arguments.json)
+            cli.table1(arguments.seeds, arguments.json, dict(arguments.set))
+        case "table2":
+            cli.table2(arguments.seeds, arguments.json)
+        case "figure8":
+            cli.figure8(arguments.seeds, arguments.json)
         case "speedups":
             cli.speedups(arguments.seeds, arguments.json)
         case "beyond":
@@ -238,7 +281,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
             recorded.from_run(arguments.from_run, json_out=arguments.json)
         case _:
             raise ConfigError(
-                "name an experiment (table1, speedups, beyond, trace, picture) or a recorded run with --from-run"
+                "name an experiment (table1, table2, figure8, speedups, beyond, trace, picture) or a recorded run with "
+                "--from-run"
             )
     return 0
 

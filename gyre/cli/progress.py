@@ -59,7 +59,7 @@ def plain_line(view: ControlView) -> str:
     reward = "–" if view.reward_mean is None else f"{view.reward_mean:.3f}"
     return (
         f"{clock(view.time)} step {view.step}/{view.max_steps} reward {reward} waterlevel {view.waterlevel} "
-        f"running {view.running}/{view.capacity} ready {view.ready_groups} "
+        f"running {view.running}/{view.capacity} grading {view.grading} ready {view.ready_groups} "
         f"cells {''.join(role[0].upper() for role in view.roles)}: {view.phase}"
     )
 
@@ -74,7 +74,8 @@ def render(view: ControlView, rewards: list[float]) -> RenderableType:
     grid.add_row("batch", _bar(view.batch_groups_done, view.batch_groups, batch))
     grid.add_row(
         "executions",
-        f"{view.running} running of {view.capacity}, {view.queued} queued, {view.closed} closed; "
+        f"{view.running} running of {view.capacity}, {view.queued} queued, {view.grading} in grading, "
+        f"{view.closed} closed; "
         f"ready groups {view.ready_groups}, waterlevel {view.waterlevel}",
     )
     grid.add_row("cells", _cells(view))

@@ -41,7 +41,7 @@ from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
 from gyre.control.recovery import CORE, Owners, Recovery
 from gyre.control.rollout import Rollout
-from gyre.control.setbacks import RecoveryLimits
+from gyre.control.setbacks import RecoverySection
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
 from gyre.control.steps import Steps
@@ -63,12 +63,13 @@ class Controller:
         config: SchedulerConfig,
         environment: Environment,
         initial: ControlState = FRESH,
-        limits: RecoveryLimits = RecoveryLimits(),
+        limits: RecoverySection = RecoverySection(),
         order: LaunchOrder | None = None,
         mode: Mode | None = None,
     ) -> None:
         """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
         state = self._state = SharedState(require(config), environment.clock, environment.journal, initial)
+        self._initial = initial
         mode = mode or make_mode(config)
         order = order or make_order(config)
         # The supervisors end in this order.
@@ -129,6 +130,7 @@ class Controller:
     async def _main(self) -> None:
         state = self._state
         state.show("starting engines")
+        self._dispatcher.take_over(self._initial)
         self._dispatcher.fill()
         self._cells.spawn(self._recovery.watch(), "losses")
         self._cells.spawn(self._rollout.guard(), "engines alive")
@@ -160,8 +162,9 @@ class Controller:
             published=state.published,
             phase=self._phase(),
             queued=ledger.queued,
+            grading=ledger.grading,
             running=ledger.running,
-            closed=ledger.f,
+            closed=ledger.f - ledger.grading,
             waterlevel=ledger.waterlevel,
             capacity=state.capacity,
             ready_groups=ledger.ready,

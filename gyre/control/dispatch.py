@@ -63,6 +63,20 @@ class Dispatcher:
                 )
             )
 
+    def take_over(self, initial: ControlState) -> None:
+        """The executions that outlived the controller before go on under their names."""
+        for pending in initial.pending:
+            for member, name in pending.running.items():
+                self._state.ledger.adopt(pending.group, member)
+                ticket = Ticket(
+                    execution_id=name,
+                    group=pending.group,
+                    member=member,
+                    query=pending.query,
+                    version=pending.version,
+                )
+                self._tasks.spawn(self._follow(ticket, self._state.clock.now()), name)
+
     async def run(self) -> None:
         """Launches whenever it can; ends only by cancellation."""
         while True:
@@ -73,7 +87,9 @@ class Dispatcher:
     def _free(self) -> int:
         """min{d − p, C_R − (p − f)} (paper §4.2)."""
         state, ledger = self._state, self._state.ledger
-        return min(ledger.queued, state.capacity - ledger.running) if self.open and self._ready() else 0
+        if not self.open or not ledger.queued or not self._ready():
+            return 0
+        return min(ledger.queued, state.capacity - ledger.running)
 
     def _launch(self) -> None:
         for _ in range(self._free()):
@@ -99,6 +115,11 @@ class Dispatcher:
                 harness=self._executions.harness(ticket),
             )
         )
+        await self._follow(ticket, started)
+
+    async def _follow(self, ticket: Ticket, started: float) -> None:
+        """From the launch to the outcome."""
+        state = self._state
         running = True
 
         def terminate() -> None:
@@ -150,6 +171,7 @@ class Dispatcher:
                 seconds=now - started,
                 grading_s=outcome.grading_s,
                 waited_s=outcome.waited_s,
+                usage=outcome.usage,
                 message=outcome.message,
             )
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gyre.control.base import Cells, Part, WorkerId, WorkerLost
-from gyre.control.setbacks import RecoveryLimits, Setbacks
+from gyre.control.setbacks import RecoverySection, Setbacks
 from gyre.control.shared_state import SharedState
 from gyre.control.task_supervisor import TaskSupervisor
 from gyre.core.events import ProcessLost, ProcessRestarted
@@ -39,7 +39,7 @@ class Owners(NamedTuple):
 
 
 class Recovery:
-    def __init__(self, state: SharedState, cells: Cells, tasks: TaskSupervisor, limits: RecoveryLimits) -> None:
+    def __init__(self, state: SharedState, cells: Cells, tasks: TaskSupervisor, limits: RecoverySection) -> None:
         self._state = state
         self.cells = cells
         """Calls whose failure counts as a loss go through `attempt`."""
@@ -49,6 +49,10 @@ class Recovery:
         self._down: set[WorkerId] = set()
         self._incarnations: Counter[WorkerId] = Counter()
         self.setbacks = Setbacks(limits)
+
+    @property
+    def all_alive(self) -> bool:
+        return not self._down
 
     def alive(self, part: Part, cell: int) -> bool:
         return not self._down or WorkerId(part, cell) not in self._down

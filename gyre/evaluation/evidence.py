@@ -12,7 +12,8 @@ MOST_FILES = 2_000
 
 def changed_files(workspace: Path, start: Path | None, most_bytes: int) -> list[dict[str, str]]:
     """Path and content (or what it is instead) of every file that the start state lacks or has otherwise, by path,
-    until `most_bytes` of content are used; then the content is cut and the rest only named."""
+    until `most_bytes` are used; then the content is cut, the rest only named, and after as many bytes again left out.
+    """
     found: list[dict[str, str]] = []
     left = most_bytes
     for path in _walk(workspace):
@@ -21,8 +22,12 @@ def changed_files(workspace: Path, start: Path | None, most_bytes: int) -> list[
             continue
         content = _text(path, left)
         shown = "not shown" if content is None else content
-        left -= len(shown.encode(errors="replace"))
-        found.append({"path": os.fsencode(name).decode(errors="replace"), "content": shown})
+        entry = {"path": os.fsencode(name).decode(errors="replace"), "content": shown}
+        left -= sum(len(text.encode(errors="replace")) for text in entry.values())
+        found.append(entry)
+        if left <= -most_bytes:
+            found.append({"path": "", "content": "what else changed is not listed"})
+            break
     return found
 
 

@@ -12,7 +12,6 @@ from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import (
     HarnessSection,
     PolicySection,
-    RecoverySection,
     RolloutSection,
     RunConfig,
     TasksSection,
@@ -20,6 +19,7 @@ from gyre.control.live.config import (
 )
 from gyre.control.live.launching import open_launcher
 from gyre.control.live.processes import Fleet
+from gyre.control.setbacks import RecoverySection
 from gyre.engines.local.config import LocalSection
 from gyre.proxy.base import DrainReport, EngineRoute
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row

@@ -11,11 +11,12 @@ from control_worlds import ListJournal
 from live_fleet import make_policy_model, run_config
 
 from gyre.control.base import WorkerId
-from gyre.control.live.config import DevicesSection, HarnessSection, RecoverySection, RunConfig
+from gyre.control.live.config import DevicesSection, HarnessSection, RunConfig
 from gyre.control.live.launching import cluster_bundles
 from gyre.control.live.preflight import model, settings
 from gyre.control.live.preflight.subject import Subject
 from gyre.control.live.processes import Fleet
+from gyre.control.setbacks import RecoverySection
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError, GyreError
 from gyre.engines.sglang.config import SglangSection

@@ -11,7 +11,7 @@ import pytest
 from live_fleet import make_policy_model, run_config, running
 
 from gyre.control.base import WorkerId
-from gyre.control.live.config import RecoverySection
+from gyre.control.setbacks import RecoverySection
 from gyre.core.errors import GyreError
 from gyre.engines.sglang.config import SglangSection
 from gyre.scheduling.config import SchedulerConfig

@@ -12,8 +12,9 @@ import pytest
 from control_worlds import ListJournal, of
 from live_fleet import run_config
 
-from gyre.control.live.config import PolicySection, RecoverySection, RolloutSection
+from gyre.control.live.config import PolicySection, RolloutSection
 from gyre.control.live.processes import Fleet
+from gyre.control.setbacks import RecoverySection
 from gyre.core import events as ev
 from gyre.core.errors import GyreError
 from gyre.launch import LocalLauncher

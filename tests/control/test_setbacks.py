@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.control.setbacks import RecoveryLimits, Setbacks
+from gyre.control.setbacks import RecoverySection, Setbacks
 from gyre.core.errors import GyreError
 
-LIMITS = RecoveryLimits(futile_failures=3, futile_s=100.0, pause_s=8.0)
+LIMITS = RecoverySection(futile_failures=3, futile_s=100.0, pause_s=8.0)
 
 
 def test_the_first_setback_waits_for_nothing_and_the_next_ones_double():

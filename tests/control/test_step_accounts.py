@@ -12,7 +12,7 @@ from gyre.control.base import Environment, WorkerId, WorkerLost
 from gyre.control.batches import Batch
 from gyre.control.controller import Controller
 from gyre.control.recovery import Recovery
-from gyre.control.setbacks import RecoveryLimits
+from gyre.control.setbacks import RecoverySection
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH
 from gyre.control.task_supervisor import TaskSupervisor
@@ -160,7 +160,7 @@ def test_a_late_error_of_a_process_that_was_replaced_is_no_new_loss():
         clock = VirtualClock()
         state = SharedState(config(), clock, journal, FRESH)
         tasks = TaskSupervisor()
-        recovery = Recovery(state, Mortal(clock, CellTimes(), 1), tasks, RecoveryLimits())
+        recovery = Recovery(state, Mortal(clock, CellTimes(), 1), tasks, RecoverySection())
         recovery.owned_by(type("Owners", (), {"engine": Owner(), "trainer": Owner()})())
 
         async def dies(after: float) -> None:

@@ -301,10 +301,15 @@ def test_evidence_is_what_changed_bounded_and_without_links(tmp_path: Path) -> N
     (left / os.fsdecode(b"name\xff")).write_text("x")
     os.mkfifo(left / "pipe")
     (left / "sub/long").write_text("y" * 100)
-    shown = {each["path"]: each["content"] for each in changed_files(left, start, 60)}
+    shown = {each["path"]: each["content"] for each in changed_files(left, start, 150)}
     assert shown["edited"] == "after"
     assert shown["binary"] == shown["link"] == shown["pipe"] == "not shown"
     assert shown["name�"] == "x"
     assert shown["sub/long"].endswith("y\n[cut]")
     assert "sub/same" not in shown
-    assert sum(len(content) for content in shown.values()) < 60 + 10
+    assert sum(len(path) + len(content) for path, content in shown.items()) < 2 * 150 + 60
+    for number in range(500):
+        (left / f"{number}{'n' * 200}").write_text("z")
+    many = changed_files(left, start, 150)
+    assert sum(len(each["path"]) + len(each["content"]) for each in many) < 700
+    assert many[-1]["content"] == "what else changed is not listed"

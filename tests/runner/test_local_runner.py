@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from msgspec import json
@@ -159,9 +159,9 @@ async def test_a_grader_that_fails_over_the_start_state_is_tried_there_once_for_
     graded: list[str] = []
     grade = TaskTests.grade
 
-    async def counted(self: TaskTests, work: Preserved | None, task: Task, root: Path, *rest: object) -> object:
+    async def counted(self: TaskTests, work: Preserved, task: Task, root: Path, *rest: Any, **more: Any) -> object:
         graded.append(root.name)
-        return await grade(self, work, task, root, *rest)  # type: ignore[arg-type]
+        return await grade(self, work, task, root, *rest, **more)
 
     monkeypatch.setattr(TaskTests, "grade", counted)
     task = write_task("echo x > out", "true")
@@ -293,7 +293,7 @@ async def test_a_machine_without_processes_or_disk_is_an_outcome(
     async def full(*_: object) -> None:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("gyre.sandboxes.bubblewrap.copy", full)
+    monkeypatch.setattr("gyre.sandboxes.machine.copy", full)
     await runner.start(make_spec("e-0", write_task("echo x > out")))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gyre.control.live.devices import DeviceAssignment, assign_devices
-from gyre.control.setbacks import RecoveryLimits
+from gyre.control.setbacks import RecoverySection
 from gyre.core.config import FileOrName, Positive
 from gyre.core.errors import ConfigError
 from gyre.core.policy import PolicySection, RolloutSection
@@ -23,7 +23,7 @@ from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
 from gyre.launch.section import HereSection, LaunchSection
-from gyre.proxy.config import ProxyConfig
+from gyre.proxy.config import ProxyConfig, ProxySection
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.sandboxes import SandboxSection
@@ -48,28 +48,6 @@ class HarnessSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     root: Path | None = None
     """Where harnesses are installed; default: `.cache/harnesses` of this checkout."""
     budgets: Budgets = Budgets()
-
-
-class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[recovery]: when a process counts as hung, and when the run gives up. docs/transitions.md says what happens."""
-
-    RENAMED_KEYS: ClassVar[dict[str, str]] = {"losses": "max_failures"}
-
-    micro_step_s: Annotated[float, Meta(gt=0)] = 600.0
-    """Deadline of a micro-step, for each of the micro-steps that a cell may have under way."""
-    call_s: Annotated[float, Meta(gt=0)] = 600.0
-    """Deadline of any other call on an engine or trainer: waking, loading weights, saving a checkpoint."""
-    stall_s: Annotated[float, Meta(gt=0)] = 120.0
-    """How long an engine with requests may produce nothing; how long any engine, proxy worker or runner may not
-    answer."""
-    futile_failures: Positive = 5
-    futile_s: Annotated[float, Meta(gt=0)] = 3600.0
-    """The run ends when one process is lost more than `futile_failures` times in a row, over at least `futile_s`, and
-    nothing gets on between: no new version for trainers, no version and no closed execution for all others."""
-    pause_s: Annotated[float, Meta(gt=0)] = 60.0
-    """The longest pause before a process that is lost again and again is started again."""
-    no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
-    """How long no engine at all may be alive. Calls are held for 900 s."""
 
 
 class DevicesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +78,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sandbox: SandboxSection = SandboxSection()
     evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
+    proxy: ProxySection = ProxySection()
     scheduler: SchedulerConfig
     engine: EngineSection = LocalSection()
     transport: TransportSection = ShmSection()
@@ -125,22 +104,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         return assign_devices(self.devices.ids, self.needs())
 
-    def limits(self) -> RecoveryLimits:
-        recovery = self.recovery
-        return RecoveryLimits(
-            futile_failures=recovery.futile_failures,
-            futile_s=recovery.futile_s,
-            pause_s=recovery.pause_s,
-            no_engine_s=recovery.no_engine_s,
-        )
-
-    def proxy_config(self, run_dir: RunDir, socket: str) -> ProxyConfig:
+    def proxy_config(self, run_dir: RunDir, sockets: str, sessions: str) -> ProxyConfig:
         return ProxyConfig(
             run_dir=str(run_dir.root),
             policy=self.policy,
             rollout=self.rollout,
+            proxy=self.proxy,
             replay_routing=self.trainer.replay_routing,
-            socket=socket,
+            sockets=sockets,
+            sessions=sessions,
         )
 
     def runner_config(self, run_dir: RunDir) -> RunnerConfig:
