@@ -124,6 +124,7 @@ def test_a_model_that_cannot_be_trained_is_refused(
         (['devices.ids=["",""]'], settings.check, "has an empty name"),
         (["rollout.proxy_workers=10000"], machine.check_memory, r"rollout\.proxy_workers: 10000\) need more than"),
         (["scheduler.cells=100000"], machine.check_memory, "need more than"),
+        ([f"trainer.parallel.data={8 * (os.cpu_count() or 1)}"], machine.check_memory, "trainers"),
         (["trainer.threads=1000"], machine.check_memory, r"trainer\.threads = 1000 is far more than"),
         (["engine.kv_blocks=1000000000000"], machine.check_memory, r"engine\.kv_blocks = 1000000000000 takes"),
     ],

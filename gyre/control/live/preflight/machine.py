@@ -125,6 +125,11 @@ def check_memory(subject: Subject) -> None:
             raise ConfigError(f"{key} = {threads} is far more than the {cores} cores of this machine; lower it")
     if config.devices.ids:
         return
+    if subject.trainers > 8 * cores:
+        raise ConfigError(
+            f"scheduler.cells = {config.scheduler.cells} of {config.trainer.parallel.ranks} ranks (trainer.parallel) "
+            f"are {subject.trainers} trainers on the {cores} cores of this machine; lower one of them"
+        )
     _, architecture = read_model(config.policy.model)
     numbers = parameters(architecture)
     needed = numbers * (TRAINING_BYTES + SERVING_BYTES * (subject.engines > 0))
