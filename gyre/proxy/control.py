@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, SessionClosed
 from gyre.core.records import CallRecord, SessionAccess
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.http.routes import SessionRegistry
@@ -62,9 +62,9 @@ class Proxy:
 
     async def open_session(self, spec: SessionSpec) -> SessionAccess:
         """Opening an open session again answers the same access, so that a controller that came back may repeat it.
-        Raises ConfigError for an unknown harness, GyreError for an execution that has ended."""
+        Raises ConfigError for an unknown harness, SessionClosed for an execution that has ended."""
         if spec.execution_id in self._summaries:
-            raise GyreError(f"execution {spec.execution_id} has ended; a new one needs another id")
+            raise SessionClosed(f"execution {spec.execution_id} has ended; a new one needs another id")
         if spec.execution_id in self._sessions:
             return self._access[spec.execution_id]
         session = self._new_session(spec)
