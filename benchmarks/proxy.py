@@ -342,7 +342,7 @@ class Bench:
             ports.append(_free_port())
             config = ProxyConfig(
                 run_dir=str(run.root), policy=PolicySection(model=self.scratch / "tokenizer", family="qwen3"),
-                rollout=RolloutSection(max_context=250_000, max_new_tokens=1000, port=ports[-1]), socket="",
+                rollout=RolloutSection(max_context=250_000, max_new_tokens=1000, port=ports[-1]), sockets="",
             )  # fmt: skip
             encoded = encode_config(config)
             spec = ProcessSpec(

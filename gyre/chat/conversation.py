@@ -15,8 +15,17 @@ MAX_DEPTH = 64
 
 def is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
     """Whether a JSON value is nested no deeper than `depth` levels."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth >= 0 and all(is_shallow(item, depth - 1) for item in items)
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        if not level:
+            break
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, dict | list)
+        ]
+    return not any(level)
 
 
 class ToolCall(msgspec.Struct, frozen=True):

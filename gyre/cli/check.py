@@ -6,13 +6,10 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
+from gyre import api
 from gyre.cli.console import open_console
-from gyre.control.live.config import RunConfig
-from gyre.control.live.preflight import findings
-from gyre.core import config as configs
 from gyre.core.errors import ConfigError
 from gyre.core.output import STANDARD_OUTPUT, write_output
-from gyre.store import RunDir
 
 
 def check(
@@ -20,10 +17,10 @@ def check(
 ) -> int:
     """0 when every check passes, 2 otherwise. Raises ConfigError when the file is no configuration."""
     run, overrides = opened(path, overrides, resume)
-    path = run.config if run else path
+    path = run.directory.config if run else path
     if path is None:
         raise ConfigError("name a config file, or a run with --resume")
-    found = findings(configs.load(path, overrides, RunConfig), str(path), run_dir=run_dir, resume=run)
+    found = api.check(api.load_config(path, *overrides), str(path), run_dir=run_dir, resume=run)
     refused = sum(not finding.ok for finding in found)
     if json_out is not None:
         text = msgspec.json.format(msgspec.json.encode(found), indent=1)
@@ -42,8 +39,8 @@ def check(
     return 2 if refused else 0
 
 
-def opened(path: Path | None, overrides: Sequence[str], resume: Path | None) -> tuple[RunDir | None, Sequence[str]]:
+def opened(path: Path | None, overrides: Sequence[str], resume: Path | None) -> tuple[api.Run | None, Sequence[str]]:
     """The run of --resume, and all overrides: then the first positional argument is an override already."""
     if resume is None:
         return None, overrides
-    return RunDir.open(resume), [*([] if path is None else [str(path)]), *overrides]
+    return api.Run(resume), [*([] if path is None else [str(path)]), *overrides]

@@ -66,6 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", type=Path, metavar="OUT", help="write all of it as JSON; - is the standard output")
     inspect.set_defaults(run=_inspect)
 
+    report = commands.add_parser("report", help="one self-contained HTML file on a run, to send to somebody")
+    report.add_argument("run_dir", type=Path)
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the run directory")
+    report.set_defaults(run=_report)
+
+    new = commands.add_parser("new", help="write a working skeleton with its test: task, harness, reward or config")
+    new.add_argument("kind", choices=["task", "harness", "reward", "config"])
+    new.add_argument("path", type=Path, help="what to make; must not exist")
+    new.set_defaults(run=_new)
+
     dashboard = commands.add_parser("dashboard", help="web pages and Prometheus metrics of a run")
     dashboard.add_argument("run_dir", type=Path)
     dashboard.add_argument("--host", default="127.0.0.1", help="address to serve on; there is no login")
@@ -182,6 +192,25 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from gyre.cli.inspect import inspect
 
     return inspect(arguments.run_dir, execution=arguments.execution, json_out=arguments.json)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from gyre.api import Run
+
+    run = Run(arguments.run_dir)
+    out = arguments.out or run.directory.root / "report.html"
+    try:
+        run.write_report(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}): choose another file with --out.") from error
+    print(f"Report: {out}")
+    return 0
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from gyre.cli.new import new
+
+    return new(arguments.kind, arguments.path)
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:

@@ -69,6 +69,7 @@ class Controller:
     ) -> None:
         """Raises ConfigError for an impossible configuration. `order` and `mode` default to what the config names."""
         state = self._state = SharedState(require(config), environment.clock, environment.journal, initial)
+        self._initial = initial
         mode = mode or make_mode(config)
         order = order or make_order(config)
         # The supervisors end in this order.
@@ -129,6 +130,7 @@ class Controller:
     async def _main(self) -> None:
         state = self._state
         state.show("starting engines")
+        self._dispatcher.take_over(self._initial)
         self._dispatcher.fill()
         self._cells.spawn(self._recovery.watch(), "losses")
         self._cells.spawn(self._rollout.guard(), "engines alive")

@@ -63,6 +63,20 @@ class Dispatcher:
                 )
             )
 
+    def take_over(self, initial: ControlState) -> None:
+        """The executions that outlived the controller before go on under their names."""
+        for pending in initial.pending:
+            for member, name in pending.running.items():
+                self._state.ledger.adopt(pending.group, member)
+                ticket = Ticket(
+                    execution_id=name,
+                    group=pending.group,
+                    member=member,
+                    query=pending.query,
+                    version=pending.version,
+                )
+                self._tasks.spawn(self._follow(ticket, self._state.clock.now()), name)
+
     async def run(self) -> None:
         """Launches whenever it can; ends only by cancellation."""
         while True:
@@ -99,6 +113,11 @@ class Dispatcher:
                 harness=self._executions.harness(ticket),
             )
         )
+        await self._follow(ticket, started)
+
+    async def _follow(self, ticket: Ticket, started: float) -> None:
+        """From the launch to the outcome."""
+        state = self._state
         running = True
 
         def terminate() -> None:
@@ -150,6 +169,7 @@ class Dispatcher:
                 seconds=now - started,
                 grading_s=outcome.grading_s,
                 waited_s=outcome.waited_s,
+                usage=outcome.usage,
                 message=outcome.message,
             )
         )

@@ -32,6 +32,8 @@ class RecoverySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     nothing gets on between: no new version for trainers, no version and no closed execution for all others."""
     pause_s: Annotated[float, Meta(gt=0)] = 60.0
     """The longest pause before a process that is lost again and again is started again."""
+    detached_s: Annotated[float, Meta(gt=0)] = 600.0
+    """How long workers go on while no new controller gets on, after one was killed."""
     no_engine_s: Annotated[float, Meta(gt=0)] = 600.0
     """How long no engine at all may be alive. Calls are held for 900 s."""
 

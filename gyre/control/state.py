@@ -22,6 +22,8 @@ class PendingGroup(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     outcomes: dict[int, Outcome]
     """By member, for the executions that are closed."""
+    running: dict[int, str] = {}
+    """By member, the executions that outlived the controller before."""
 
 
 class ControlState(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,11 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     """The version of each time that the run went back to a checkpoint, the last one last."""
     next_group: int = 0
     pending: list[PendingGroup] = []
+
+    @property
+    def outlived(self) -> int:
+        """Executions that outlived the controller before."""
+        return sum(len(group.running) for group in self.pending)
 
     @property
     def incarnation(self) -> int:
@@ -92,24 +99,38 @@ def newest_surviving(execution_id: str, went_back_to: Sequence[int]) -> int | No
     return min(went_back_to[born:], default=None)
 
 
-def resume_state(events: Iterable[Event], outcomes: Mapping[str, Outcome], version: int) -> ControlState:
+def resume_state(
+    events: Iterable[Event], outcomes: Mapping[str, Outcome], version: int, *, outlived: bool = False
+) -> ControlState:
     """The state at the checkpoint of `version` (a burst boundary), seen from the end of the journal.
 
     `SurvivingLine` says which groups are unconsumed again, and their versions. Executions that closed later are kept,
     whoever sampled them (`newest_surviving`); outcomes of those that were cut off (cause "cancelled") count as none.
-    A journal may hold several incarnations.
+    A journal may hold several incarnations. `outlived`: the processes that hold executions outlived the controller, so
+    executions that did not close are running.
     """
     line = SurvivingLine()
     for event in events:
         line.read(event)
     line.go_back(version)
+    running: dict[int, dict[int, str]] = {}
+    for name in line.running if outlived else ():
+        group, member, _ = parse_execution_id(name)
+        running.setdefault(group, {})[member] = name
     known: dict[int, dict[int, Outcome]] = {}
     for name, outcome in outcomes.items():
         group, member, _ = parse_execution_id(name)
-        if outcome.cause != "cancelled":
+        # One that has an outcome and did not close in the journal closes once more.
+        if outcome.cause != "cancelled" and member not in running.get(group, {}):
             known.setdefault(group, {})[member] = outcome
     pending = [
-        PendingGroup(group=group, query=event.query, version=event.version, outcomes=known.get(group, {}))
+        PendingGroup(
+            group=group,
+            query=event.query,
+            version=event.version,
+            outcomes=known.get(group, {}),
+            running=running.get(group, {}),
+        )
         for group, event in sorted(line.dispatched.items())
         if group not in line.consumed
     ]

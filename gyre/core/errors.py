@@ -17,6 +17,10 @@ class PeerLost(GyreError):
     """The process at the other end of an RPC died or stopped answering."""
 
 
+class KilledWhileStarting(GyreError):
+    """A signal ended a process before it was ready, which says nothing of the next attempt."""
+
+
 class NotReady(GyreError):
     """The callee exists but cannot serve this now (no weights yet, memory released, draining)."""
 

@@ -18,6 +18,8 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run_started"):
     run_id: str
     resumed_from: int | None = None
     """Policy version of the checkpoint that this run continues from."""
+    outlived: int = 0
+    """Executions that outlived the controller before, and go on."""
 
 
 class GroupDispatched(_Event, frozen=True, kw_only=True, tag="group_dispatched"):
@@ -60,6 +62,8 @@ class ExecutionClosed(_Event, frozen=True, kw_only=True, tag="execution_closed")
     """Seconds of its gradings."""
     waited_s: float = 0.0
     """Seconds for which they had to wait for a grader."""
+    usage: dict[str, float] = {}
+    """What judges spent on it: tokens_read, tokens_written, cost."""
     message: str = ""
     """One sentence when the execution did not simply complete."""
 

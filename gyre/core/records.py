@@ -144,6 +144,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of all gradings."""
     waited_s: float = 0.0
     """Seconds for which they had to wait for a grader."""
+    usage: dict[str, float] = {}
+    """What judges spent on it: tokens_read, tokens_written, cost."""
     quarantine: str = ""
     """Why no execution of this task can be graded; "" when that is not known."""
 

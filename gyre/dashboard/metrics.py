@@ -102,6 +102,11 @@ def _executions(totals: Totals) -> Iterator[Metric]:
     yield _mean("gyre_execution_seconds", "From launch to outcome", totals.execution_seconds)
     yield _gauge("gyre_executions_grading", "Terminated executions whose grade is not known yet", totals.grading)
     yield _mean("gyre_grading_seconds", "Of a grader, over closed executions", totals.grading_seconds)
+    for name, text in (("tokens_read", "Tokens that judges read"), ("tokens_written", "Tokens that judges wrote")):
+        yield _counter(f"gyre_judge_{name}", text, totals.judge_usage.get(name, 0.0))
+    yield _counter(
+        "gyre_judge_cost", "What judges cost, in the currency of their prices", totals.judge_usage.get("cost", 0.0)
+    )
     yield _mean("gyre_grader_wait_seconds", "Waiting for a grader, over closed executions", totals.grader_wait_seconds)
     yield _counter("gyre_calls", "Model calls that the proxy served", totals.proxy.calls)
     yield _counter("gyre_call_retries", "Requests recognised as a repeat of a call", totals.proxy.retries)

@@ -1,4 +1,8 @@
-"""Grading of preserved workspaces (docs/outcomes.md)."""
+"""Grading of preserved workspaces (docs/outcomes.md).
+
+Read `base` (what is graded, and what a grading says), `tests` (the task's own grader), `settling` (whose fault it is
+when that gives no reward), `hook` and `judge` (other evaluators), `rule` (which assessment is designated), `config`.
+"""
 
 from gyre.evaluation.artifact import digest
 from gyre.evaluation.base import Evaluator, Preserved

@@ -21,7 +21,7 @@ class Preserved(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: SandboxSpec
     digest: str
     trajectory: dict[str, int] = {}
-    """What the proxy recorded, in numbers: calls, orphans and sampled tokens."""
+    """`core.records.CallFacts` by name: calls that were answered, cut and lost."""
 
     @property
     def artifact(self) -> str:

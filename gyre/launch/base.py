@@ -4,7 +4,8 @@ A worker is a function `async def main(config: ConfigStruct, context: WorkerCont
 It serves its RPC Protocol, calls `context.ready(address)`, and runs until cancelled.
 """
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -88,9 +89,27 @@ class Launcher(Protocol):
         """Returns when the process is ready. Raises GyreError with the tail of its log when it is not ready in time."""
         ...
 
+    def found(self, name: str) -> Sequence[Process]:
+        """What an earlier controller started for `name` (`parse_name`) and still runs, the newest last."""
+        ...
+
+    def next_number(self, name: str) -> int:
+        """The first number of a process of `name` that no controller has used."""
+        ...
+
     async def stop_all(self, grace_s: float) -> None:
         """Ends everything that was started, all at once."""
         ...
+
+
+_NAME = re.compile(r"(.+?)(?:\.(\d+))?(-rank\d+|-sender)?")
+
+
+def parse_name(process: str) -> tuple[str, int, str]:
+    """("engine-1", 2, "-sender") of "engine-1.2-sender": who it is for, the how manieth, and which part of it."""
+    match = _NAME.fullmatch(process)
+    assert match is not None
+    return match[1], int(match[2] or 0), match[3] or ""
 
 
 WorkerMain = Callable[[msgspec.Struct, WorkerContext], Awaitable[None]]

@@ -150,6 +150,13 @@ class RayLauncher:
             raise GyreError(f"on node {supervisor.node.host}: {start.failure}")
         return RemoteProcess(spec, supervisor, start)
 
+    def found(self, name: str) -> list[Process]:  # noqa: ARG002
+        """Nothing outlives its controller here."""
+        return []
+
+    def next_number(self, name: str) -> int:  # noqa: ARG002
+        return 0
+
     async def stop_all(self, grace_s: float) -> None:
         async def close(supervisor: SupervisedNode) -> None:
             try:

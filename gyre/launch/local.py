@@ -18,12 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from gyre.core.errors import GyreError
-from gyre.launch.base import ProcessSpec, WorkerOrder
+from gyre.core.errors import GyreError, KilledWhileStarting
+from gyre.launch.base import Process, ProcessSpec, WorkerOrder
 
 LOOPBACK = "127.0.0.1"
 SHARED_MEMORY = Path("/dev/shm")
 LOG_TAIL_LINES = 12
+GONE_S = 5.0
 SWEEP = 'exec 3<&0; (cat <&3 >/dev/null; for try in 1 2 3 4 5; do rm -rf -- "$1" && break; sleep 1; done) &'
 """Reads its standard input until nobody is left to write it, then removes a directory, again while something is still
 being written there, and closes its output. It is no child of the supervisor: Ray kills those of an actor that ends."""
@@ -41,6 +42,10 @@ class LocalProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
 
     async def wait(self) -> str:
         code = await self._process.wait()
@@ -141,13 +146,28 @@ class LocalLauncher:
             async with asyncio.timeout(spec.start_timeout_s):
                 started.address = await _ready(read_fd)
         except (TimeoutError, EOFError) as error:
+            ended = isinstance(error, EOFError)
+            if ended:
+                # The pipe closes a moment before the process is gone.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GONE_S):
+                        await process.wait()
+            killed = (process.returncode or 0) < 0
             await started.stop(grace_s=0.0)
-            why = "was not ready in time" if isinstance(error, TimeoutError) else "ended while starting"
-            raise GyreError(f"process {spec.name} {why}; {log_path} ends:\n{_tail(log_path)}") from None
+            how = f"ended while starting ({await started.wait()})" if ended else "was not ready in time"
+            kind = KilledWhileStarting if killed else GyreError
+            raise kind(f"process {spec.name} {how}; {log_path} ends:\n{_tail(log_path)}") from None
         except asyncio.CancelledError:
             await started.stop(grace_s=0.0)
             raise
         return started
+
+    def found(self, name: str) -> list[Process]:  # noqa: ARG002
+        """Nothing outlives its controller here."""
+        return []
+
+    def next_number(self, name: str) -> int:  # noqa: ARG002
+        return 0
 
     async def stop_all(self, grace_s: float) -> None:
         stopping, self._processes = self._processes, []

@@ -23,6 +23,8 @@ from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import TurnEnd
 from gyre.proxy.errors import CallError
 from gyre.proxy.router.router import Router, RouterLimits
+from gyre.proxy.session.intake import IntakeBounds
+from gyre.proxy.session.log import LoggedCall
 from gyre.proxy.session.services import CallBounds, Services
 from gyre.proxy.session.session import Session
 from gyre.proxy.session.tokenizer import load_tokenizer
@@ -100,7 +102,7 @@ class _Sink:
     def __init__(self) -> None:
         self.records: list[CallRecord] = []
 
-    async def put(self, record: CallRecord) -> None:
+    async def put(self, record: CallRecord, logged: LoggedCall) -> None:  # noqa: ARG002
         self.records.append(record)
 
 
@@ -205,6 +207,7 @@ def _services(renderer: ChatRenderer, policy: _Policy, sink: _Sink) -> Services:
         clock=SystemClock(),
         sampling=Sampling(stop_token_ids=renderer.stop_token_ids),
         bounds=CallBounds(max_context=2**31, max_new_tokens=2**30, running=1),
+        intake=IntakeBounds(requests=1, size=2**31, share=1.0),
         coalesce_s=0.0,
     )
 

@@ -63,6 +63,8 @@ class Totals:
         """Executions that terminated and have no outcome yet."""
         self.grader_wait_seconds = Mean()
         self.grading_seconds = Mean()
+        self.judge_usage: dict[str, float] = {}
+        """What judges spent: tokens_read, tokens_written, cost."""
         self.closed: Counter[tuple[str, str]] = Counter()
         """By validity and cause."""
         self.execution_seconds = Mean()
@@ -113,6 +115,8 @@ class Totals:
                 self.grading = max(0, self.grading - 1)
                 self.grader_wait_seconds.add(event.waited_s)
                 self.grading_seconds.add(event.grading_s)
+                for name, amount in event.usage.items():
+                    self.judge_usage[name] = self.judge_usage.get(name, 0.0) + amount
                 self.closed[event.validity, event.cause] += 1
                 self.execution_seconds.add(event.seconds)
             case StepDone():

@@ -124,5 +124,14 @@ def designate(
         calls=calls,
         grading_s=sum(assessment.seconds for assessment in assessments),
         waited_s=waited_s,
+        usage=_summed(assessments),
         quarantine="" if chosen else next((each.error for each in assessments if each.fault == "task"), ""),
     )
+
+
+def _summed(assessments: list[Assessment]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for assessment in assessments:
+        for name, amount in assessment.usage.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total

@@ -15,6 +15,7 @@ import msgspec
 
 from gyre.sandboxes.config import SandboxLimits
 from gyre.sandboxes.enforcement import Enforcement
+from gyre.sandboxes.images import Image, ImageSpec
 
 PROXY_URL = "http://127.0.0.1:8080"
 """Where a harness reaches the proxy from inside."""
@@ -35,16 +36,30 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     mounts: list[Mount] = []
     proxy_socket: Path | None = None
-    """Unix socket that PROXY_URL leads to, which every user may connect to; None: no network at all."""
+    """Unix socket that PROXY_URL leads to, which every user may connect to; None: no network at all. The sandbox sees
+    its directory, which everybody may enter and which should hold nothing else."""
     limits: SandboxLimits = SandboxLimits()
     user: str = "agent"
     """Who runs commands and owns the writable directories: "agent"; "grader", which the agent's processes can neither
     signal nor write to; or "root", who may become either and has no power outside the sandbox."""
 
+    image: Image | None = None
+    """What the sandbox runs over; None: the machine's own system."""
+
+    @property
+    def layer(self) -> Path:
+        """Over an image: all that was written."""
+        return self.root / "layer"
+
+    @property
+    def work(self) -> Path:
+        """Host directory of what survives to grading: the work directory, over an image the whole writable layer."""
+        return self.layer if self.image is not None else self.workspace
+
     @property
     def workspace(self) -> Path:
-        """The work directory on the host."""
-        return self.root / "app"
+        """The work directory on the host; over an image, what of it was written."""
+        return self.layer / self.workdir.lstrip("/") if self.image is not None else self.root / "app"
 
     @property
     def home(self) -> Path:
@@ -137,6 +152,11 @@ class SandboxProvider(Protocol):
     """Makes sandboxes of one kind on this machine; a runner has one."""
 
     enforcement: Enforcement
+
+    async def prepare(self, image: ImageSpec, *, log: Path | None = None) -> Image:
+        """Makes an image ready, building or pulling what is not here; a second call is quick. Raises SandboxError that
+        names the image and what it lacks."""
+        ...
 
     def create(self, spec: SandboxSpec) -> Sandbox:
         """Nothing is started. Raises SandboxError when the provider cannot run what the spec asks for."""

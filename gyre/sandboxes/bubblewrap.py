@@ -1,7 +1,8 @@
-"""`Sandbox` on bubblewrap: all namespaces, read-only system, unprivileged user, network = the proxy's unix socket.
+"""`Sandbox` on bubblewrap: what its two kinds share, over this machine (`machine.py`) and over an image (`image.py`).
 
-One bubblewrap process per `exec`, over directories of the host that stay. What is inside has an unprivileged id of the
-host (`gyre.sandboxes.ids`), no capability, a filter of system calls, and a /proc that it cannot write; /sys is absent.
+One bubblewrap process per `exec`, over files of the host that stay. What is inside has an unprivileged id of the host
+(`gyre.sandboxes.ids`), no capability (root inside: some, over its range of ids), a filter of system calls, and a /proc
+that it cannot write; /sys is absent.
 """
 
 import asyncio
@@ -9,15 +10,16 @@ import contextlib
 import itertools
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import NamedTuple
 
 from gyre.core.errors import SandboxError
-from gyre.core.paths import HOME
 from gyre.sandboxes import cgroups
 from gyre.sandboxes.base import ExecResult, SandboxSpec
-from gyre.sandboxes.files import copy, ensure_inside, give, remove_tree, tail
-from gyre.sandboxes.host import CAPABILITIES, SYSTEM_PATH, UIDS, Host
+from gyre.sandboxes.files import give, remove_tree, tail
+from gyre.sandboxes.host import CAPABILITIES, SYSTEM_PATH, Entered, Host, Overlay
 from gyre.sandboxes.ids import ROOT
 from gyre.sandboxes.output import Drain
 from gyre.sandboxes.seccomp import open_program
@@ -28,41 +30,29 @@ log = logging.getLogger(__name__)
 
 BUSY_TRIES, BUSY_S = 100, 0.02
 """How often, and how far apart, the removal of a cgroup is tried."""
-RUN_MB = 16
-"""Size of /run, which holds a socket and a FIFO."""
-_numbers = itertools.count()
-
-ETC = {
-    "passwd": "".join(f"{name}:x:{uid}:{uid}:{name}:{HOME}:/bin/bash\n" for name, uid in UIDS.items()),
-    "group": "".join(f"{name}:x:{uid}:\n" for name, uid in UIDS.items()),
-    "hosts": "127.0.0.1 localhost\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
-HOST_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ssl/certs")
-"""All that a dynamic linker and Debian's alternatives need; nothing else of the host's /etc is visible."""
 HIDDEN = ("kcore", "keys", "latency_stats", "timer_list", "timer_stats", "sched_debug", "kmsg", "kallsyms", "modules")
 """Files of /proc that tell about the host, as in Docker."""
-
-# $1 is the fd that tells the host that the command starts now, $2 the most processes or "". The forwarder reports on a
-# FIFO that it listens; the FIFO is drained afterwards because socat goes on reporting.
-START = """
-ready=$1; processes=$2; shift 2
-if [ -n "$processes" ]; then ulimit -u "$processes"; fi
-if [ -S /run/proxy.sock ]; then
-  mkfifo /run/forwarder; exec 3<>/run/forwarder
-  ( socat -d -d TCP-LISTEN:8080,bind=127.0.0.1,fork,reuseaddr UNIX-CONNECT:/run/proxy.sock 2>/run/forwarder & )
-  while read -r line <&3; do
-    case $line in *"listening on"*) break ;; *" E "*) echo "$line" >&2; exit 125 ;; esac
-  done
-  ( cat <&3 >/dev/null & )
-  exec 3<&-
-fi
-echo ready >&"$ready"; exec {ready}>&-
-exec "$@"
-"""
+PROC = [
+    *("--proc", "/proc"),
+    *(part for name in HIDDEN if Path("/proc", name).exists() for part in ("--ro-bind", "/dev/null", f"/proc/{name}")),
+    *("--remount-ro", "/proc"),
+]
+NOT_FOUND = 127
+"""Exit code of a command that does not exist, as a shell has it."""
+EXEC_FAILED = "bwrap: execvp"
+_numbers = itertools.count()
 
 
-class BubblewrapSandbox:
+class Account(NamedTuple):
+    """A user inside."""
+
+    uid: int
+    gid: int
+    name: str
+    home: str
+
+
+class BubblewrapSandbox(ABC):
     """See `sandboxes.base.Sandbox`."""
 
     def __init__(self, spec: SandboxSpec, host: Host) -> None:
@@ -75,21 +65,48 @@ class BubblewrapSandbox:
         self._userns: int | None = None
         self._used = False
         self._running: set[ProcessTree] = set()
-        host.uid(spec.user)
+
+    @abstractmethod
+    def account(self, user: str) -> Account:
+        """Raises SandboxError when there is no such user."""
+
+    @abstractmethod
+    async def _make(self) -> None:
+        """Makes what the sandbox writes to, below `spec.root`. Raises OSError."""
+
+    @abstractmethod
+    def _sources(self) -> list[Path]:
+        """Host paths that are mounted and not everybody's."""
+
+    @abstractmethod
+    def _file_system(self, staged: Mapping[Path, str]) -> list[str]:
+        """bubblewrap's arguments for the files and the network inside; `staged` says where it finds `_sources`."""
+
+    async def _release(self) -> None:  # noqa: B027
+        """Ends what runs beside the sandbox, in its cgroups."""
+
+    def _overlay(self) -> Overlay | None:
+        return None
+
+    def _netns(self) -> int | None:
+        """A descriptor of the network namespace; None: one for each exec."""
+        return None
+
+    def _variables(self) -> dict[str, str]:
+        """Of every command, before those of the user, the spec and the exec."""
+        return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
+
+    @abstractmethod
+    def _command(self, argv: Sequence[str], ready: int) -> tuple[list[str], list[str]]:
+        """Arguments for bubblewrap, and the command for it, that tell on the descriptor `ready` when `argv` starts."""
 
     async def start(self) -> None:
         spec = self.spec
+        self.account(spec.user)
         try:
             # Closed to other users: it holds the session's key, and the policy may make setuid files in it.
             spec.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (spec.root / "etc").mkdir(exist_ok=True)
-            for name, text in ETC.items():
-                (spec.root / "etc" / name).write_text(text)
-            spec.logs.mkdir(exist_ok=True)
-            parts = [spec.logs / part for part in ("agent", "artifacts", "verifier")]
-            for directory in (spec.workspace, spec.home, spec.tmp, *parts):
-                directory.mkdir(exist_ok=True)
-                self._host.own(directory, spec.user)
+            await self._make()
             self._host.share(spec.root)
             self.cgroups = self._host.cgroups.make(spec.limits)
         except OSError as error:
@@ -111,13 +128,13 @@ class BubblewrapSandbox:
         on_boot: Callable[[], None] | None = None,
     ) -> ExecResult:
         self._used = True
-        uid = self._host.uid(user or self.spec.user)
+        account = self.account(user or self.spec.user)
         started = self._clock.now()
         drains: list[Drain] = []
         try:
             for path in dict.fromkeys((stdout, stderr)):
                 drains.append(await Drain.open(path, self.spec.limits.output_mb))
-            tree = await self._spawned(argv, uid, env or {}, stdin, drains[0].fd, drains[-1].fd)
+            tree = await self._spawned(argv, account, env or {}, stdin, drains[0].fd, drains[-1].fd)
         except OSError as error:
             raise SandboxError(f"sandbox {self.spec.name}: could not start {argv[0]}: {error.strerror}.") from error
         finally:
@@ -132,11 +149,16 @@ class BubblewrapSandbox:
                 raise SandboxError(f"sandbox {self.spec.name}: not booted within {boot_timeout_s:g} s.") from None
             if not booted:
                 await self._ended(tree, drains)
-                raise SandboxError(f"sandbox {self.spec.name}: could not boot: {tail(stderr) or 'no message'}")
+                raise self._unbooted(stderr)
             running = self._clock.now()
             if on_boot is not None:
                 on_boot()
             code, exceeded = await self._waited(tree, timeout_s)
+            if code and not tree.started:
+                await self._ended(tree, drains)
+                if EXEC_FAILED not in tail(stderr):
+                    raise self._unbooted(stderr)
+                code = NOT_FOUND
             return ExecResult(
                 exit_code=code,
                 timed_out=code is None and not exceeded,
@@ -151,43 +173,20 @@ class BubblewrapSandbox:
             await self._ended(tree, drains)
             self._running.discard(tree)
 
-    async def upload(self, source: Path, target: str) -> None:
-        self._before_exec("upload", target)
-        there = self._host_path(target)
-        await copy(f"{source}/.", there)
-        await self._give(there)
-
-    async def write(self, target: str, content: str) -> None:
-        self._before_exec("write", target)
-        path = self._host_path(target)
-        missing = [parent for parent in path.parents if not parent.exists()]
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise SandboxError(f"sandbox {self.spec.name}: {target}: {error.strerror}.") from error
-        await self._give(missing[-1] if missing else path)
-
     @property
     def has_users(self) -> bool:
         return self._host.has_users
 
     async def give(self, path: Path, user: str) -> None:
         self._before_exec("give", str(path))
-        owner = self._host.owner(user)
-        if owner is not None:
-            await give(path, owner)
-
-    async def restore(self, before: SandboxSpec) -> None:
-        self._before_exec("restore", before.name)
-        await copy(f"{before.workspace}/.", self.spec.workspace)
-
-    async def download(self, source: str, target: Path) -> None:
-        await copy(self._host_path(source), target)
+        account, ids = self.account(user), self._host.ids
+        if ids is not None:
+            await give(path, f"{ids.host(account.uid)}:{ids.host(account.gid)}")
 
     async def close(self, *, keep: bool) -> None:
         for tree in list(self._running):
             await tree.terminate(self._host.term_grace_s)
+        await self._release()
         for _ in range(BUSY_TRIES):
             self.cgroups = cgroups.remove(self.cgroups)
             if not self.cgroups:
@@ -206,10 +205,8 @@ class BubblewrapSandbox:
         if self._used:
             raise SandboxError(f"sandbox {self.spec.name}: {what} to {target} after an exec; {what} before it.")
 
-    async def _give(self, path: Path) -> None:
-        owner = self._host.owner(self.spec.user)
-        if owner is not None:
-            await give(path, owner)
+    def _unbooted(self, stderr: Path) -> SandboxError:
+        return SandboxError(f"sandbox {self.spec.name}: could not boot: {tail(stderr) or 'no message'}")
 
     async def _waited(self, tree: ProcessTree, timeout_s: float) -> tuple[int | None, str]:
         """The exit code, or None and the limit that was passed; "" when it was the time."""
@@ -236,79 +233,16 @@ class BubblewrapSandbox:
 
         await asyncio.shield(asyncio.ensure_future(end()))
 
-    def _writable(self) -> dict[str, Path]:
-        """Writable directories: path inside → host directory. Their parents are not writable from inside, so the
-        policy cannot replace a directory by a link and have bubblewrap bind what it points at."""
-        spec = self.spec
-        logs = {f"/logs/{part}": spec.logs / part for part in ("agent", "artifacts", "verifier")}
-        # The work directory comes last: it may lie below another one.
-        return {HOME: spec.home, "/tmp": spec.tmp, **logs, spec.workdir: spec.workspace}
-
-    def _host_path(self, inside: str) -> Path:
-        """Host path of a path below a writable directory; links on the way must stay below it."""
-        path = PurePosixPath(inside)
-        for mounted, directory in reversed(self._writable().items()):
-            if path.is_relative_to(mounted):
-                return ensure_inside(directory / path.relative_to(mounted), directory, self.spec.name)
-        raise SandboxError(f"sandbox {self.spec.name}: {inside} is in no writable directory.")
-
-    def _staged(self) -> dict[Path, str]:
-        """Where bubblewrap finds the host paths that are not everybody's."""
-        spec = self.spec
-        sources = [spec.root, *(mount.source for mount in spec.mounts)]
-        return self._host.staged([*sources, *([spec.proxy_socket] if spec.proxy_socket else [])])
-
-    def _arguments(self, uid: int, staged: Mapping[Path, str]) -> list[str]:
-        spec, root = self.spec, staged[self.spec.root]
-        arguments = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-        if self._userns is not None:
-            # Root inside is entered before bubblewrap starts (`Host.command`): it changes only to other ids.
-            arguments += ["--userns", str(self._userns)] if uid != ROOT else []
-            arguments += ["--assert-userns-disabled"]
-            # bubblewrap leaves that descriptor open in what it starts, and closes the one of --block-fd.
-            arguments += ["--block-fd", str(self._userns)]
-        else:
-            arguments += ["--unshare-user", "--disable-userns"]
-        arguments += ["--cap-drop", "ALL"]
-        if uid == ROOT:
-            arguments += [part for name in CAPABILITIES for part in ("--cap-add", f"CAP_{name}")]
-        if uid != ROOT:
-            arguments += ["--uid", str(uid), "--gid", str(uid)]
-        arguments += ["--hostname", "sandbox", "--die-with-parent"]
-        arguments += ["--ro-bind", "/usr", "/usr"]
-        for name in ("bin", "lib", "lib64", "sbin"):
-            host = Path("/", name)
-            if host.is_symlink():
-                arguments += ["--symlink", os.readlink(host), f"/{name}"]
-            elif host.is_dir():
-                arguments += ["--ro-bind", f"/{name}", f"/{name}"]
-        for path in HOST_ETC:
-            arguments += ["--ro-bind-try", path, path]
-        for name in ETC:
-            arguments += ["--ro-bind", f"{root}/etc/{name}", f"/etc/{name}"]
-        arguments += PROC
-        arguments += ["--dev", "/dev", "--size", str(spec.limits.shm_mb << 20), "--perms", "1777"]
-        arguments += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-        arguments += ["--size", str(RUN_MB << 20), "--tmpfs", "/run"]
-        for inside, directory in self._writable().items():
-            arguments += ["--bind", f"{root}/{directory.relative_to(spec.root)}", inside]
-        for mount in spec.mounts:
-            arguments += ["--ro-bind", staged[mount.source], mount.target]
-        if spec.proxy_socket is not None:
-            # Read-only, or one sandbox could change the mode of the socket that all share; connecting needs no more.
-            arguments += ["--ro-bind", staged[spec.proxy_socket], "/run/proxy.sock"]
-        return [*arguments, "--remount-ro", "/", "--chdir", spec.workdir]
-
     async def _spawned(
         self,
         argv: Sequence[str],
-        uid: int,
+        account: Account,
         env: Mapping[str, str],
         stdin: Path | None,
         stdout: int,
         stderr: int,
     ) -> ProcessTree:
-        spawning = asyncio.ensure_future(self._spawn(argv, uid, env, stdin, stdout, stderr))
+        spawning = asyncio.ensure_future(self._spawn(argv, account, env, stdin, stdout, stderr))
         try:
             return await asyncio.shield(spawning)
         except asyncio.CancelledError:
@@ -319,17 +253,18 @@ class BubblewrapSandbox:
     async def _spawn(
         self,
         argv: Sequence[str],
-        uid: int,
+        account: Account,
         env: Mapping[str, str],
         stdin: Path | None,
         stdout: int,
         stderr: int,
     ) -> ProcessTree:
         host, limits = self._host, self.spec.limits
-        full_env = {"PATH": SYSTEM_PATH, "HOME": HOME, "USER": "agent", "LANG": "C.UTF-8", **self.spec.env, **env}
-        staged = self._staged()
-        arguments = [*self._arguments(uid, staged), "--clearenv"]
-        for name, value in full_env.items():
+        user = {"HOME": account.home, "USER": account.name}
+        variables = {**self._variables(), **user, **self.spec.env, **env}
+        staged = host.staged(self._sources())
+        arguments = [*self._isolation(account), *self._file_system(staged), "--clearenv"]
+        for name, value in variables.items():
             arguments += ["--setenv", name, value]
         info_read, info_write = os.pipe()
         ready_read, ready_write = os.pipe()
@@ -340,17 +275,20 @@ class BubblewrapSandbox:
                 return descriptor
 
             try:
-                given = [passed(info_write), passed(ready_write)]
+                before, command = self._command(argv, passed(ready_write))
                 program = passed(open_program(pin_cpus=host.enforcement.cpus == "affinity"))
+                arguments += [*before, "--info-fd", str(passed(info_write)), "--seccomp", str(program)]
                 # By a descriptor: the environment holds the session's key, and everybody may read a command line.
-                listed = passed(_memfd([*arguments, "--info-fd", str(info_write), "--seccomp", str(program)]))
-                given += [program, listed, *([self._userns] if self._userns is not None else [])]
-                most = host.processes_inside(limits)
-                enter = self._userns if uid == ROOT else None
-                command = ["--args", str(listed), "--", "/bin/bash", "--noprofile", "--norc", "-c", START, "start"]
-                command += [str(ready_write), "" if most is None else str(most), *argv]
+                listed = passed(_memfd(arguments))
+                given = [info_write, ready_write, program, listed]
+                given += [fd for fd in (self._userns, self._netns()) if fd is not None]
+                entered = Entered(
+                    userns=self._userns if account.uid == ROOT else None, netns=self._netns(), overlay=self._overlay()
+                )
                 process = await asyncio.create_subprocess_exec(
-                    *host.command(command, limits, self.cgroups, staged, self._number, enter),
+                    *host.command(
+                        ["--args", str(listed), "--", *command], limits, self.cgroups, staged, self._number, entered
+                    ),
                     stdin=files.enter_context(stdin.open("rb")) if stdin else asyncio.subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
@@ -363,7 +301,31 @@ class BubblewrapSandbox:
                 os.close(info_read)
                 os.close(ready_read)
                 raise
-        return ProcessTree(process, info_read, ready_read)
+        status = "--json-status-fd" in before
+        return ProcessTree(process, info_read, ready_read, status=status, nested=host.ids is not None)
+
+    def _isolation(self, account: Account) -> list[str]:
+        arguments = ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += ["--unshare-net"] if self._netns() is None else []
+        if self._userns is not None:
+            # Root inside is entered before bubblewrap starts (`Host.command`): it changes only to other ids.
+            arguments += ["--userns", str(self._userns)] if account.uid != ROOT else []
+            arguments += ["--assert-userns-disabled"]
+            # bubblewrap leaves that descriptor open in what it starts, and closes the one of --block-fd.
+            arguments += ["--block-fd", str(self._userns)]
+        else:
+            arguments += ["--unshare-user", "--disable-userns"]
+        arguments += ["--cap-drop", "ALL"]
+        if account.uid == ROOT:
+            arguments += [part for name in CAPABILITIES for part in ("--cap-add", f"CAP_{name}")]
+        else:
+            arguments += ["--uid", str(account.uid), "--gid", str(account.gid)]
+        return [*arguments, "--hostname", "sandbox", "--die-with-parent"]
+
+    def _devices(self) -> list[str]:
+        """/proc, and /dev with a /dev/shm of bounded size."""
+        arguments = [*PROC, "--dev", "/dev", "--size", str(self.spec.limits.shm_mb << 20), "--perms", "1777"]
+        return [*arguments, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
 
 
 def _memfd(arguments: Sequence[str]) -> int:
@@ -375,10 +337,3 @@ def _memfd(arguments: Sequence[str]) -> int:
         file.write(b"".join(os.fsencode(argument) + b"\0" for argument in arguments))
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-PROC = [
-    *("--proc", "/proc"),
-    *(part for name in HIDDEN if Path("/proc", name).exists() for part in ("--ro-bind", "/dev/null", f"/proc/{name}")),
-    *("--remount-ro", "/proc"),
-]

@@ -3,6 +3,7 @@
 `kind` chooses the provider. The section goes whole into the runner's configuration; nothing is copied by hand.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -56,3 +57,10 @@ class SandboxSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     first_id: Annotated[int, Meta(ge=1, le=(1 << 32) - 2 - 65_536)] | None = None
     """Sandboxes that root starts run as the 65,536 host ids from here on. By default the first range from
     2,000,000,000 on that no user, group or subordinate range of this machine has."""
+    images: dict[str, str] = {}
+    """[sandbox.images]: base image, or a pattern that ends in `*` → a directory or tar file of a root file system, or
+    another reference."""
+    image_store: Path | None = None
+    """Where images lie; /var/lib/gyre/images by default. Everybody must be able to pass the directories above."""
+    pull: bool = False
+    """Whether images that are neither here nor mapped are fetched from their registry."""

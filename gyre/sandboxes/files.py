@@ -23,6 +23,12 @@ async def give(path: Path, owner: str) -> None:
     await _run("chown", "-hR", owner, "--", str(path))
 
 
+def usable(directory: Path) -> None:
+    """Lets the owner of a directory use it, whatever modes a policy gave it; a link is left alone."""
+    if directory.is_dir() and not directory.is_symlink():
+        directory.chmod(directory.stat().st_mode & 0o7777 | 0o700)
+
+
 async def remove_tree(path: Path) -> None:
     """Removes a directory whatever the permissions of what it holds; it may be missing. Raises SandboxError."""
     try:

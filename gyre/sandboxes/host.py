@@ -1,10 +1,11 @@
 """What all bubblewrap sandboxes of a runner share: programs, host ids, cgroups, the watchdog.
 
-    env ─ sh: joins cgroups ─ [systemd-run] ─ [taskset] ─ prlimit ─ [unshare -m, mounts] ─ setpriv ─ bwrap ─ command
+    env ─ sh: joins cgroups ─ [systemd-run] ─ [taskset] ─ prlimit ─ [unshare ⑂ mounts ─ setpriv] ─ bwrap ⑂ command
 
-Everything before bwrap runs with the runner's ids and a clean environment. Root's sandboxes enter a user namespace over
-an unprivileged range of ids; their host paths are first mounted below STAGE, because the ids inside may not pass the
-directories above them. Another user's sandboxes have that user's id, as one of an own namespace.
+─ replaces the process, ⑂ starts a child. Everything before bwrap runs with the runner's ids and a clean environment.
+Root's sandboxes enter a user namespace over an unprivileged range of ids; their host paths are first mounted below
+STAGE, because the ids inside may not pass the directories above them. Another user's sandboxes have that user's id, as
+one of an own namespace.
 """
 
 import os
@@ -12,6 +13,7 @@ import resource
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gyre.core.clock import Clock, SystemClock
 from gyre.core.errors import ConfigError, SandboxError
@@ -47,6 +49,37 @@ exec "$@"
 """
 STAGED = 16
 """Host paths that one sandbox may need, besides its own directory."""
+
+
+OVERLAY = """
+cd "$1" || exit 125
+mount -t overlay -o "lowerdir=$2,upperdir=$3/layer,workdir=$3/work,userxattr" overlay "$4" || exit 125
+cd /
+shift 4
+exec "$@"
+"""
+
+
+class Overlay(NamedTuple):
+    """A writable layer over the layers of an image."""
+
+    base: Path
+    """Directory that `lower` is relative to."""
+    lower: str
+    """Layers, the uppermost first, separated by colons."""
+    root: str
+    """Staged directory that holds layer/ and work/."""
+    target: str
+    """Where the whole is mounted."""
+
+
+class Entered(NamedTuple):
+    """What bubblewrap starts in."""
+
+    userns: int | None = None
+    """As root of this user namespace."""
+    netns: int | None = None
+    overlay: Overlay | None = None
 
 
 class Host:
@@ -95,10 +128,6 @@ class Host:
             os.chown(root, self.ids.host(AGENT), self.ids.host(GRADER))
             root.chmod(0o710)
 
-    def owner(self, user: str) -> str | None:
-        """`uid:gid` on the host, None when files need no change of owner."""
-        return f"{self.ids.host(self.uid(user))}:{self.ids.host(self.uid(user))}" if self.ids else None
-
     def staged(self, sources: Sequence[Path]) -> dict[Path, str]:
         """Under which path bubblewrap sees each of the host paths that are not everybody's. Raises SandboxError."""
         if not self.ids:
@@ -115,10 +144,9 @@ class Host:
         joined: Sequence[Path],
         staged: dict[Path, str],
         pinned: int,
-        enter: int | None = None,
+        entered: Entered,
     ) -> list[str]:
-        """The whole command line around bubblewrap's arguments. `enter` is a user namespace that bubblewrap starts in,
-        as its root."""
+        """The whole command line around bubblewrap's arguments."""
         program = self._programs
         command = [program["env"], "--default-signal", "/bin/sh", "-c", JOIN, "join"]
         command += [*(str(cgroup / "cgroup.procs") for cgroup in joined), "--"]
@@ -128,11 +156,19 @@ class Host:
             command += [program["taskset"], "--cpu-list", _cpus(limits.cpus, pinned)]
         command += [program["prlimit"], *self._rlimits(limits), "--"]
         if self.ids:
-            command += [program["unshare"], "--mount", "--propagation", "slave", "/bin/sh", "-c", MOUNT, "mount"]
+            # bubblewrap keeps our id and may not signal the ids inside, so its --die-with-parent cannot reach them. The
+            # end of an outer pid namespace reaches all, and that ends with us.
+            command += [program["setpriv"], "--pdeathsig", "KILL", program["unshare"], "--mount", "--propagation"]
+            command += ["slave", "--pid", "--fork", "--kill-child=KILL", "/bin/sh", "-c", MOUNT, "mount"]
             command += [str(path) for pair in staged.items() for path in pair]
-            command += ["--", program["setpriv"], "--clear-groups"]
-            if enter is not None:
-                command += [program["nsenter"], f"--user=/proc/self/fd/{enter}"]
+            command += ["--"]
+            if entered.overlay is not None:
+                command += ["/bin/sh", "-c", OVERLAY, "overlay", *map(str, entered.overlay)]
+            if entered.netns is not None:
+                command += [program["nsenter"], f"--net=/proc/self/fd/{entered.netns}"]
+            command += [program["setpriv"], "--clear-groups"]
+            if entered.userns is not None:
+                command += [program["nsenter"], f"--user=/proc/self/fd/{entered.userns}"]
         return [*command, program["bwrap"], *bwrap]
 
     def environment(self) -> dict[str, str]:
@@ -160,6 +196,7 @@ def _make_stage() -> None:
     found = STAGE.lstat()
     if STAGE.is_symlink() or found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(f"{STAGE} is not root's own directory; remove it, sandboxes mount their files there")
+    (STAGE / "root").mkdir(mode=0o711, exist_ok=True)
     for n in range(STAGED):
         (STAGE / f"d{n}").mkdir(mode=0o711, exist_ok=True)
         (STAGE / f"f{n}").touch(mode=0o600, exist_ok=True)

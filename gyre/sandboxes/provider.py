@@ -1,10 +1,18 @@
 """The sandbox provider that a configuration names."""
 
+from pathlib import Path
+
 from gyre.core.clock import Clock
+from gyre.core.errors import SandboxError
 from gyre.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
-from gyre.sandboxes.bubblewrap import BubblewrapSandbox
 from gyre.sandboxes.config import SandboxSection
 from gyre.sandboxes.host import Host
+from gyre.sandboxes.image import ImageSandbox
+from gyre.sandboxes.image_store import ImageStore
+from gyre.sandboxes.images import Image, ImageSpec
+from gyre.sandboxes.machine import MachineSandbox
+
+IMAGE_STORE = Path("/var/lib/gyre/images")
 
 
 class BubblewrapProvider:
@@ -15,9 +23,23 @@ class BubblewrapProvider:
     ) -> None:
         self.host = Host(section or SandboxSection(), bwrap=bwrap, clock=clock)
         self.enforcement = self.host.enforcement
+        self._section = section or SandboxSection()
+        self._images: ImageStore | None = None
+
+    async def prepare(self, image: ImageSpec, *, log: Path | None = None) -> Image:
+        if self._images is None:
+            if self.host.ids is None:
+                raise SandboxError(
+                    f"image {image.name} needs a range of host ids, which only root can give; run Gyre as root."
+                )
+            section = self._section
+            self._images = ImageStore(
+                section.image_store or IMAGE_STORE, self.host.ids, section.images, pull=section.pull
+            )
+        return await self._images.prepare(image, log=log)
 
     def create(self, spec: SandboxSpec) -> Sandbox:
-        return BubblewrapSandbox(spec, self.host)
+        return MachineSandbox(spec, self.host) if spec.image is None else ImageSandbox(spec, self.host)
 
     async def close(self) -> None: ...
 

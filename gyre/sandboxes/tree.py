@@ -9,9 +9,12 @@ import contextlib
 import os
 import signal
 from io import FileIO
+from pathlib import Path
 
 import msgspec
 import psutil
+
+STATUS = 65_536
 
 
 class _Info(msgspec.Struct):
@@ -21,7 +24,23 @@ class _Info(msgspec.Struct):
 class ProcessTree:
     """Owns the process, which leads a process group, and both pipe ends that it is given."""
 
-    def __init__(self, process: asyncio.subprocess.Process, info_fd: int, ready_fd: int) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        info_fd: int,
+        ready_fd: int,
+        *,
+        status: bool = False,
+        ready: bytes = b"\n",
+        nested: bool = False,
+    ) -> None:
+        """With `status`, `ready_fd` is what bubblewrap's --json-status-fd writes to, else something inside says there
+        that the command starts, by a line that ends in `ready`. With `nested`, bubblewrap is the child of `process`, in
+        a pid namespace of its own."""
+        self._status = status
+        self._nested = nested
+        self._line = ready
+        self._said = b""
         self._process = process
         self._info = os.fdopen(info_fd, "rb", buffering=0)
         self._ready = os.fdopen(ready_fd, "rb", buffering=0)
@@ -34,9 +53,21 @@ class ProcessTree:
         info = await _first_bytes(self._info, until=b"}")
         if info:
             self._init_pid = msgspec.json.decode(info, type=_Info).child_pid
-            with contextlib.suppress(ProcessLookupError):
-                self._init_fd = os.pidfd_open(self._init_pid)
-        return bool(await _first_bytes(self._ready, until=b"\n"))
+            if self._nested:
+                self._init_pid = _child(_child(self._process.pid))
+            if self._init_pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._init_fd = os.pidfd_open(self._init_pid)
+        if not self._status:
+            return bool(await _first_bytes(self._ready, until=self._line))
+        return bool(info)
+
+    @property
+    def started(self) -> bool:
+        """Whether the command was started, when the process has ended: bubblewrap tells its exit code."""
+        if self._status and not self._said:
+            self._said = self._ready.read(STATUS) or b""
+        return not self._status or b"exit-code" in self._said
 
     @property
     def init_pid(self) -> int | None:
@@ -94,6 +125,20 @@ async def _first_bytes(pipe: FileIO, until: bytes) -> bytes:
         return b""
     finally:
         transport.close()
+
+
+def _child(pid: int | None) -> int | None:
+    """The first child of a process; None when it has none, or has ended."""
+    if pid is None:
+        return None
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # The process has ended, or the kernel has no such file.
+        try:
+            children = [child.pid for child in psutil.Process(pid).children()]
+        except psutil.NoSuchProcess:
+            return None
+    return children[0] if children else None
 
 
 async def _gone(pidfd: int) -> None:

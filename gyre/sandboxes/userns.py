@@ -19,8 +19,9 @@ _HOLD = "echo; read -r _"
 _NO_MORE = "echo 0 >/proc/sys/user/max_user_namespaces"
 
 
-async def make_userns(ids: IdRange) -> int:
-    """A descriptor of the namespace, which lives as long as it, or a process inside. Raises SandboxError."""
+async def make_userns(ids: IdRange, *, nested: bool = False) -> int:
+    """A descriptor of the namespace, which lives as long as it, or a process inside. With `nested`, what runs
+    there may make further ones. Raises SandboxError."""
     pipe = asyncio.subprocess.PIPE
     holder = await asyncio.create_subprocess_exec(
         "unshare", "--user", "/bin/sh", "-c", _HOLD, stdin=pipe, stdout=pipe, stderr=pipe
@@ -36,7 +37,8 @@ async def make_userns(ids: IdRange) -> int:
         for name in ("uid_map", "gid_map"):
             (proc / name).write_text(f"0 {ids.first} {ids.count}\n")
         userns = os.open(proc / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        await _inside(userns, _NO_MORE)
+        if not nested:
+            await _inside(userns, _NO_MORE)
     except BaseException as error:
         if userns >= 0:
             os.close(userns)

@@ -1,6 +1,7 @@
 """Reading a journal that a run and its resumptions wrote one after the other.
 
-A run goes back in two ways. A resumption starts with `RunStarted(resumed_from=v)`: no execution outlives it. After the
+A run goes back in two ways. A resumption starts with `RunStarted(resumed_from=v)`; it says how many executions outlived
+the controller before. After the
 loss of the core's trainer, `RunWentBack(version=v)` stands inside a part, and executions go on. Either way the run goes
 on from the checkpoint of version v, so what was done beyond v is history and not part of the surviving line. Pure
 functions of the events.
@@ -15,6 +16,8 @@ from gyre.core.events import (
     CellLeft,
     CheckpointSaved,
     Event,
+    ExecutionClosed,
+    ExecutionStarted,
     GroupDispatched,
     GroupReady,
     LogprobGapGrew,
@@ -83,11 +86,22 @@ class SurvivingLine:
         """Groups that are ready and not consumed."""
         self.consumed: dict[int, int] = {}
         """Group → the step that consumed it."""
+        self.running: dict[str, int] = {}
+        """Execution → its group, for those that were started, did not close, and may live on."""
 
     def read(self, event: Event) -> None:
         match event:
-            case RunStarted(resumed_from=int(version)) | RunWentBack(version=version):
-                self.go_back(version)
+            case RunStarted():
+                if not event.outlived:
+                    self.running.clear()
+                if event.resumed_from is not None:
+                    self.go_back(event.resumed_from)
+            case RunWentBack():
+                self.go_back(event.version)
+            case ExecutionStarted():
+                self.running[event.execution_id] = event.group
+            case ExecutionClosed():
+                self.running.pop(event.execution_id, None)
             case GroupDispatched():
                 self.dispatched[event.group] = event
             case GroupReady():

@@ -70,8 +70,30 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     """Stored messages that equal the conversation's first ones, so that they are stored once."""
 
 
+class TurnEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a history learns from one recorded call. A history is the entries that it was given, in order."""
+
+    call_id: str
+    seq: int
+    """Of the call's record."""
+    agent_id: str = ""
+    parent: str | None = None
+    """The turn that the request continued."""
+    tools: tuple[Tool, ...] = ()
+    context: tuple[Message, ...] = ()
+    """Messages of the request after that turn."""
+    position: int = 0
+    """Messages of the whole request."""
+    emitted: Message | None = None
+    """None: the harness was given nothing (an orphan)."""
+    echoes: dict[str, Message] = {}
+    """Turns that the request was the first to echo, as it did."""
+    edits: dict[str, str] = {}
+    """Turns that it had in an edited form, and that form."""
+
+
 class History:
-    """The message side of one execution's tree. `remember` and `note_echoes` change it, nothing else does."""
+    """The message side of one execution's tree. Only `apply` changes it."""
 
     def __init__(self) -> None:
         self._offers: list[tuple[tuple[Tool, ...], _Places]] = []
@@ -164,41 +186,63 @@ class History:
         restored = msgspec.structs.replace(message, tool_calls=calls)
         return restored, "edited_turn" if owner else "partial_turn" if any(known) else "foreign_turn"
 
-    def remember(
-        self, call_id: str, seq: int, agent_id: str, conversation: Conversation, match: Match, emitted: Message
-    ) -> None:
-        """Adds the agent's turn that answered `conversation`; `match` is that conversation's match."""
+    def entry(
+        self, call_id: str, seq: int, agent_id: str, conversation: Conversation, match: Match, emitted: Message | None
+    ) -> TurnEntry:
+        """What there is to learn from a call of the agent that answered `conversation`, whose match is `match`."""
         messages = match.known + conversation.messages[len(match.known) :]
-        turn = Turn(
+        return TurnEntry(
             call_id=call_id,
             seq=seq,
             agent_id=agent_id,
-            parent=self._turns[match.turn] if match.turn is not None else None,
+            parent=match.turn,
+            tools=conversation.tools,
             context=messages[match.start :],
-            emitted=emitted,
             position=len(messages),
+            emitted=emitted,
+            echoes={call: messages[self._turns[call].position] for call in match.fresh_echoes},
+            edits=match.fresh_edits,
         )
-        self._turns[call_id] = turn
-        by_place = self._places(conversation.tools)
+
+    def apply(self, entry: TurnEntry) -> None:
+        """Learns it. Entries come in the order of their calls' commits."""
+        for call_id, echo in entry.echoes.items():
+            # A request that was prepared at the same time may have been the first.
+            self._turns[call_id].echo = self._turns[call_id].echo or echo
+        for call_id, form in entry.edits.items():
+            self._turns[call_id].edit = form
+        if entry.emitted is None:
+            return
+        turn = Turn(
+            call_id=entry.call_id,
+            seq=entry.seq,
+            agent_id=entry.agent_id,
+            parent=self._turns[entry.parent] if entry.parent is not None else None,
+            context=entry.context,
+            emitted=entry.emitted,
+            position=entry.position,
+        )
+        self._turns[turn.call_id] = turn
+        by_place = self._places(entry.tools)
         if not by_place:
-            self._offers.append((conversation.tools, by_place))
-        by_place.setdefault((turn.position, _identity(emitted)), []).append(turn)
-        for call in emitted.tool_calls:
+            self._offers.append((entry.tools, by_place))
+        by_place.setdefault((turn.position, _identity(turn.emitted)), []).append(turn)
+        for call in turn.emitted.tool_calls:
             self._by_tool_call[call.id] = (turn, call)
-        self._by_content[canonical_turn(emitted)] = turn
+        self._by_content[canonical_turn(turn.emitted)] = turn
+
+    def keep(self, entry: TurnEntry, match: Match, conversation: Conversation) -> None:
+        """Keeps the request whole, for the next one of its agent. Results never depend on it."""
+        if entry.emitted is None:
+            return
         self._latest.pop(match.turn or "", None)
-        self._latest[call_id] = messages
+        self._latest[entry.call_id] = match.known + conversation.messages[len(match.known) :]
         if len(self._latest) > _LATEST:
             del self._latest[next(iter(self._latest))]
 
-    def note_echoes(self, match: Match, conversation: Conversation) -> None:
-        """A conversation with this match was answered."""
-        for call_id in match.fresh_echoes:
-            turn = self._turns[call_id]
-            # A request that was prepared at the same time may have been the first.
-            turn.echo = turn.echo or conversation.messages[turn.position]
-        for call_id, form in match.fresh_edits.items():
-            self._turns[call_id].edit = form
+    def echoed(self, call_id: str) -> bool:
+        """Whether a later request held that turn: the harness has it."""
+        return self._turns[call_id].echo is not None
 
     def knows_tool_call(self, tool_call_id: str) -> bool:
         return tool_call_id in self._by_tool_call

@@ -7,7 +7,7 @@ wants is made when `PreparedCall.input_ids` is read.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,7 +21,7 @@ from gyre.core.records import CallRecord, RoleClass
 from gyre.trajectory.call import EmptyConversation, PathStep, PreparedCall, Sample
 from gyre.trajectory.checks import check_commit, check_record
 from gyre.trajectory.expert_routing import path_routing
-from gyre.trajectory.history import History
+from gyre.trajectory.history import History, TurnEntry
 from gyre.trajectory.node import Node, as_tokens, longest_prefix, make_node, path_tokens
 from gyre.trajectory.paths import PathIds, RecentPaths
 
@@ -45,9 +45,20 @@ class TrajectoryTree:
         if not ordered:
             raise InvariantViolation("A trajectory tree needs at least one record.")
         tree = cls(ordered[0].execution_id)
-        for record in ordered:
-            check_record(record, tree.execution_id, tree._nodes)
-            tree._append(record)
+        tree._fill(ordered)
+        return tree
+
+    @classmethod
+    def restored(
+        cls, execution_id: str, renderer: ChatRenderer, records: Iterable[CallRecord], entries: Iterable[TurnEntry]
+    ) -> "TrajectoryTree":
+        """The tree as it was when it had committed these calls, ready for the next one. `entries` are what `commit`
+        told of them. Raises InvariantViolation when the records do not form a tree."""
+        tree = cls(execution_id, renderer)
+        tree._fill(sorted(records, key=lambda record: record.seq))
+        for entry in sorted(entries, key=lambda entry: entry.seq):
+            if entry.call_id in tree:
+                tree._history.apply(entry)
         return tree
 
     @property
@@ -178,12 +189,14 @@ class TrajectoryTree:
         started_at: float = 0.0,
         finished_at: float = 0.0,
         flags: Sequence[str] = (),
+        tell: Callable[[TurnEntry], None] = lambda _: None,
     ) -> CallRecord:
         """Appends the call's record and returns its stored form.
 
         `emitted` is the assistant message as the harness was given it, with the tool-call ids issued by the proxy; it
-        is what later requests are matched with. None when the harness was given nothing (an abandoned sample). Raises
-        CommitRefused, before anything changed, when the sample cannot belong to the prepared call."""
+        is what later requests are matched with. None when the harness was given nothing (an abandoned sample). `tell`
+        is given what the tree learned of the messages, which `restored` needs. Raises CommitRefused, before anything
+        changed, when the sample cannot belong to the prepared call."""
         check_commit(
             prepared,
             sample,
@@ -229,12 +242,17 @@ class TrajectoryTree:
         self._append(record)
         path = prepared.path.extended(prepared.new_ids + sample.output_ids)
         self._recent.put(call_id, path, prepared.match.turn)
-        self._history.note_echoes(prepared.match, prepared.conversation)
-        if emitted is not None:
-            self._history.remember(
-                call_id, record.seq, prepared.agent_id, prepared.conversation, prepared.match, emitted
-            )
+        entry = self._history.entry(
+            call_id, record.seq, prepared.agent_id, prepared.conversation, prepared.match, emitted
+        )
+        self._history.apply(entry)
+        self._history.keep(entry, prepared.match, prepared.conversation)
+        tell(entry)
         return record
+
+    def echoed(self, call_id: str) -> bool:
+        """Whether a later request held the turn that this call emitted: the harness has it."""
+        return self._history.echoed(call_id)
 
     def knows_tool_call(self, tool_call_id: str) -> bool:
         """Whether an emitted turn of this execution carries that tool-call id."""
@@ -252,6 +270,11 @@ class TrajectoryTree:
         if self._renderer is None:
             raise GyreError(f"The tree of {self.execution_id} was built from records and cannot prepare calls.")
         return self._renderer
+
+    def _fill(self, ordered: Iterable[CallRecord]) -> None:
+        for record in ordered:
+            check_record(record, self.execution_id, self._nodes)
+            self._append(record)
 
     def _append(self, record: CallRecord) -> None:
         parent = self._nodes[record.parent] if record.parent is not None else None

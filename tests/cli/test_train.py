@@ -64,7 +64,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> 
     program = textwrap.dedent(f"""
         import asyncio
         from pathlib import Path
-        from gyre.cli import train
+        from gyre.cli import controller
         from gyre.store import RunDir
 
         class Hanging:
@@ -77,8 +77,8 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(tmp_path: Path) -> 
                     except asyncio.CancelledError:
                         pass
 
-        train.Run = Hanging
-        train._run_to_end(None, RunDir.open(Path({str(run.root)!r})), None)
+        controller.Run = Hanging
+        asyncio.run(controller.control(None, RunDir.open(Path({str(run.root)!r})), None))
     """)
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1

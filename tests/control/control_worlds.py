@@ -10,7 +10,7 @@ from gyre.control.base import Environment, ProcessFailure, Publication, Ticket, 
 from gyre.control.controller import Controller
 from gyre.control.recovery import CORE
 from gyre.control.setbacks import RecoverySection
-from gyre.control.state import FRESH, ControlState, ControlView
+from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core import events as ev
 from gyre.core.errors import GroupBroken
 from gyre.core.records import Outcome, Validity
@@ -59,6 +59,28 @@ class RandomExecutions:
         outcome = Outcome(execution_id=ticket.execution_id, validity=validity, reward=0.5, cause=cause)
         self.outcomes[ticket.execution_id] = outcome
         return outcome
+
+
+class HeldExecutions(RandomExecutions):
+    """They outlive the controller: one that asks again finds them."""
+
+    def __init__(self, seed: int, graded: float) -> None:
+        super().__init__(seed, graded=graded)
+        self._held: dict[str, tuple[asyncio.Task[Outcome], asyncio.Event]] = {}
+
+    async def run(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
+        if ticket.execution_id not in self._held:
+            ended = asyncio.Event()
+            self._held[ticket.execution_id] = asyncio.ensure_future(super().run(ticket, ended.set)), ended
+        task, ended = self._held[ticket.execution_id]
+        waiting = asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not task.done():
+            terminated()
+        return await asyncio.shield(task)
 
 
 class RandomCells(SimCells):
@@ -213,6 +235,20 @@ class ListJournal:
         self.events.append(event)
 
 
+class MortalJournal:
+    """What a killed controller still does reaches nobody."""
+
+    def __init__(self, journal: ListJournal) -> None:
+        self._journal: ListJournal | None = journal
+
+    def write(self, event: ev.Event) -> None:
+        if self._journal is not None:
+            self._journal.write(event)
+
+    def kill(self) -> None:
+        self._journal = None
+
+
 class World:
     """One controller and what it did."""
 
@@ -248,6 +284,33 @@ class World:
         """True when the run completed, False when it was cancelled at `cancel_at`. With `crash`, nothing is known of
         what was journaled or closed after `cancel_at`."""
         return run_virtual(self._run(max_steps, initial, cancel_at, crash))
+
+    def run_through(self, kills: list[float]) -> None:
+        """A run whose controller is killed after each of these times; executions outlive it, cells do not."""
+        run_virtual(self._run_through(kills))
+
+    async def _run_through(self, kills: list[float]) -> None:
+        self.executions = executions = HeldExecutions(self.seed, self.graded)
+        executions.outcomes = self.outcomes
+        state, saved, rng = FRESH, 0, random.Random(self.seed)
+        materializer = SimMaterializer(lambda _: [] if rng.random() < self.no_signal else [3.0] * rng.randint(1, 4))
+        for number, kill in enumerate([*kills, None]):
+            self.cells = RandomCells(self.seed + number, saved, self.failure, self.core_dies)
+            journal = MortalJournal(self.journal)
+            environment = Environment(VirtualClock(), RandomQueries(), executions, materializer, self.cells, journal)
+            controller = Controller(self.config, environment, state, RecoverySection(futile_s=1e9))
+            task = asyncio.ensure_future(controller.run())
+            await asyncio.wait({task}, timeout=kill)
+            self.last_view = controller.view()
+            if task.done():
+                task.result()
+                return
+            journal.kill()
+            task.cancel()
+            await asyncio.wait({task})
+            saved = self.cells.saved
+            state = resume_state(self.journal.events, self.outcomes, saved, outlived=True)
+            self.journal.write(ev.RunStarted(t=0.0, run_id="w", resumed_from=saved, outlived=state.outlived))
 
     async def _run(self, max_steps: int | None, initial: ControlState, cancel_at: float | None, crash: bool) -> bool:
         seed = self.seed + 1000 * initial.incarnation

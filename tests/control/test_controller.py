@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -136,6 +137,32 @@ def test_resume_trains_every_group_once_in_the_surviving_line(chosen, seed, cuts
     assert len(trained) == len(set(trained)) == chosen.max_steps * chosen.groups_per_step
     left = [group.group for group in resume_state(events, world.outcomes, chosen.max_steps).pending]
     assert sorted(trained + left) == list(range(len(trained) + len(left))), "no group is lost"
+
+
+@settings(max_examples=100)
+@given(
+    configs(),
+    st.integers(0, 10_000),
+    st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    st.sampled_from([0.0, 0.05]),
+    st.booleans(),
+)
+def test_executions_outlive_controllers_that_are_killed_and_each_runs_once(chosen, seed, kills, failure, core_dies):
+    world = World(chosen, seed, failure=failure, core_dies=core_dies, graded=seed % 3 / 2)
+    world.run_through(kills)
+    events = world.journal.events
+    started = [event.execution_id for event in of(events, ev.ExecutionStarted)]
+    assert len(started) == len(set(started))
+    assert [ticket.execution_id for ticket in world.executions.started] == started, "each runs once"
+    closed = Counter(event.execution_id for event in of(events, ev.ExecutionClosed))
+    assert set(closed) == set(started)
+    end = of(events, ev.StepDone)[-1].t
+    assert all(e.t >= end for e in of(events, ev.ExecutionClosed) if e.cause == "cancelled"), "only the end cuts off"
+    steps = of(surviving(events), ev.StepDone)
+    assert [step.step for step in steps] == list(range(1, chosen.max_steps + 1))
+    trained = [group for step in steps for group in step.groups]
+    assert len(trained) == len(set(trained)), "every group is trained once"
+    assert not of(events, ev.InvariantBroken)
 
 
 def test_a_transition_calls_the_cell_in_the_order_of_the_design():

@@ -16,10 +16,13 @@ from gyre.core.clock import SystemClock
 from gyre.core.records import CallRecord, SessionAccess
 from gyre.engines.base import Sampling
 from gyre.proxy.base import EngineRoute, SessionSpec
+from gyre.proxy.config import ProxySection
 from gyre.proxy.control import Profile, Proxy
-from gyre.proxy.http.routes import HttpLimits, SessionRegistry, create_app
+from gyre.proxy.http.routes import SessionRegistry, create_app
 from gyre.proxy.http.server import bind, serve_http
 from gyre.proxy.router.router import Router, RouterLimits
+from gyre.proxy.session.intake import IntakeBounds
+from gyre.proxy.session.log import LoggedCall
 from gyre.proxy.session.services import CallBounds, Services
 from gyre.proxy.session.session import Session
 from gyre.proxy.session.tokenizer import PolicyTokenizer
@@ -29,13 +32,15 @@ from gyre.trajectory.roles import RoleMarkers
 class MemorySink:
     def __init__(self) -> None:
         self.records: list[CallRecord] = []
+        self.calls: list[LoggedCall] = []
         self.fail: Exception | None = None
         self.on_put: Callable[[], object] = lambda: None
 
-    async def put(self, record: CallRecord) -> None:
+    async def put(self, record: CallRecord, logged: LoggedCall) -> None:
         if self.fail is not None:
             raise self.fail
         self.records.append(record)
+        self.calls.append(logged)
         self.on_put()
 
 
@@ -54,7 +59,8 @@ class App:
     def __init__(
         self, tokenizer: Any, answer: Callable[[str], str], *, cells: int, keepalive_s: float, max_context: int,
         running: int, coalesce_s: float, hold_s: float, max_body_bytes: int = 2**20,
-        client_timeout_s: float = 10.0, stall_s: float = 10.0, replay_routing: bool = False,
+        max_receiving_bytes: int = 2**27, client_timeout_s: float = 10.0, stall_s: float = 10.0,
+        replay_routing: bool = False,
         profile: Profile | None = None, wrap: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:  # fmt: skip
         self.script = Script(tokenizer, answer)
@@ -71,12 +77,13 @@ class App:
             clock=SystemClock(),
             sampling=Sampling(stop_token_ids=renderer.stop_token_ids),
             bounds=self.bounds,
+            intake=IntakeBounds(requests=running, size=max_receiving_bytes, share=1.0),
             coalesce_s=coalesce_s,
             replay_routing=replay_routing,
         )
         registry = SessionRegistry()
         self.proxy = Proxy(services, registry, lambda name: profile or FakeProfile())
-        limits = HttpLimits(keepalive_s=keepalive_s, client_timeout_s=client_timeout_s, max_body_bytes=max_body_bytes)
+        limits = ProxySection(keepalive_s=keepalive_s, client_timeout_s=client_timeout_s, max_body_bytes=max_body_bytes)
         self.asgi = create_app(registry, limits)
         if wrap is not None:
             self.asgi = wrap(self.asgi)

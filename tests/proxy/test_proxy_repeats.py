@@ -231,10 +231,10 @@ async def test_an_answer_that_is_being_stored_when_its_client_leaves_waits_for_t
         stored, put = asyncio.Event(), app.sink.put
         storing = asyncio.Event()
 
-        async def slow(record: Any) -> None:
+        async def slow(record: Any, logged: Any) -> None:
             storing.set()
             await stored.wait()
-            await put(record)
+            await put(record, logged)
 
         app.sink.put = slow  # type: ignore[method-assign]
         first = asyncio.create_task(post(app, PATHS[2], body(PATHS[2])))

@@ -138,7 +138,7 @@ def test_responses_items_are_grouped_into_turns() -> None:
         Message(role="assistant", text="two"),
     ]
     assert [tool.name for tool in wire.conversation.tools] == ["f", "patch", "g"]
-    assert wire.facts.tool_forms == {"f": ToolForm("n"), "patch": ToolForm(custom=True)}
+    assert wire.facts.tool_forms == {"f": ToolForm("f", "n"), "patch": ToolForm("patch", custom=True)}
 
 
 def test_a_request_that_relies_on_stored_responses_is_refused() -> None:

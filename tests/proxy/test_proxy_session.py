@@ -14,6 +14,7 @@ from gyre.chat.render import RenderError
 from gyre.core.errors import GyreError, InvariantViolation
 from gyre.core.records import CallRecord
 from gyre.proxy.base import SessionSpec
+from gyre.proxy.session.log import LoggedCall
 from gyre.trajectory.tree import TrajectoryTree
 
 LONG = "abcdefghij" * 8
@@ -286,9 +287,9 @@ async def test_orphans_are_stored_when_the_session_closes_right_after_the_client
         gate = Gate(app.engines[0])
         stored, put = asyncio.Event(), app.sink.put
 
-        async def slow_put(record: CallRecord) -> None:
+        async def slow_put(record: CallRecord, logged: LoggedCall) -> None:
             await stored.wait()
-            await put(record)
+            await put(record, logged)
 
         app.sink.put = slow_put  # type: ignore[method-assign]
         session = app.session()
@@ -320,10 +321,10 @@ async def test_responses_items_are_done_only_when_recorded(proxy_tokenizer: Any)
         stored, go_on = asyncio.Event(), asyncio.Event()
         put = app.sink.put
 
-        async def slow_put(record: CallRecord) -> None:
+        async def slow_put(record: CallRecord, logged: LoggedCall) -> None:
             stored.set()
             await go_on.wait()
-            await put(record)
+            await put(record, logged)
 
         app.sink.put = slow_put  # type: ignore[method-assign]
         body = {"model": "m", "input": "tool please", "stream": True}

@@ -26,7 +26,7 @@ BODY = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content"
 
 def config_of(run: Path, **fields: Any) -> ProxyConfig:
     defaults: dict[str, Any] = {
-        "run_dir": str(run), "policy": PolicySection(model=Path("nowhere"), family="qwen3"), "socket": "",
+        "run_dir": str(run), "policy": PolicySection(model=Path("nowhere"), family="qwen3"), "sockets": "",
         "rollout": RolloutSection(temperature=0.7, max_context=4000, max_new_tokens=1000),
     }  # fmt: skip
     return ProxyConfig(**{**defaults, **fields})
@@ -39,8 +39,8 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
     proxy_tokenizer.save_pretrained(tokenizer_dir)
     engine = ScriptedEngine(Script(proxy_tokenizer, lambda prompt: "hello there"), version=7)
     async with LocalLauncher(run.logs) as launcher:
-        http_socket = str(launcher.scratch(HERE) / "http.sock")
-        config = config_of(run.root, policy=PolicySection(model=tokenizer_dir, family="qwen3"), socket=http_socket)
+        sockets = str(launcher.scratch(HERE) / "http")
+        config = config_of(run.root, policy=PolicySection(model=tokenizer_dir, family="qwen3"), sockets=sockets)
         encoded = encode_config(config)
         process = await launcher.start(ProcessSpec(name="proxy", entry="gyre.proxy.worker:main", config=encoded))
         server = await rpc.serve(engine, Engine, f"unix:{launcher.scratch(HERE)}/engine-test", launcher.secret)
@@ -51,7 +51,7 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
             await proxy.open_session(SessionSpec(execution_id="g0-1", harness="no-such-harness"))
         await proxy.set_routes([EngineRoute(cell=0, address=server.address, capacity=2)])
 
-        transport = httpx.AsyncHTTPTransport(uds=http_socket)
+        transport = httpx.AsyncHTTPTransport(uds=access.socket)
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=20) as client:
             url, headers = access.path + "/v1/messages", {"x-api-key": access.api_key}
             answer = await client.post(url, json=BODY, headers=headers)
@@ -70,6 +70,7 @@ async def test_worker_serves_records_and_ends_in_order(proxy_tokenizer: Any, tmp
             summary = await proxy.close_session("g0-0")
             assert (await second).status_code == 410
             assert (await client.post(url, json=BODY, headers=headers)).status_code == 410
+        assert list(Path(sockets).iterdir()) == [], "an ended execution has no socket"
         assert (summary.calls, summary.orphans) == (1, 0), "no token of the second call was sampled"
         with pytest.raises(GyreError, match="no session"):
             await proxy.close_session("g9-9")
@@ -94,10 +95,10 @@ def test_bad_places_to_listen_are_named(tmp_path: Path) -> None:
     occupied = socket.create_server(("127.0.0.1", 0))
     taken = occupied.getsockname()[1]
     for fields, words in (
-        ({"socket": str(tmp_path / "missing" / "x.sock")}, "cannot listen on"),
-        ({"socket": str(tmp_path / ("x" * 120))}, "cannot listen on"),
+        ({"sockets": str(tmp_path / "missing" / "x")}, "cannot listen on"),
+        ({"sockets": str(tmp_path / ("x" * 120))}, "more than 79 bytes"),
         ({"rollout": RolloutSection(max_context=4000, max_new_tokens=1000, port=taken)}, "cannot listen on"),
-        ({}, "a socket or a port"),
+        ({}, "a directory for sockets, or a port"),
     ):
         with pytest.raises(ConfigError, match=words):
             listeners(config_of(tmp_path, **fields))

@@ -54,6 +54,7 @@ def shell_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def proxy_socket() -> Iterator[Path]:
     """A socket that accepts and never answers."""
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
+        Path(directory).chmod(0o755)
         path = Path(directory) / "proxy.sock"
         listener.bind(str(path))
         listener.listen()

@@ -68,6 +68,11 @@ def test_a_task_that_cannot_be_graded_is_named_unless_another_evaluator_grades_i
     assert designate("x", ending, [assessment(None, fault="grader", error="hung")]).quarantine == ""
 
 
+def test_what_judges_spent_is_summed_over_all_assessments() -> None:
+    spent = [assessment(0.5, usage={"cost": 0.25, "tokens_read": 3.0}), assessment(None, usage={"cost": 0.5})]
+    assert designate("x", Ending(cause=Cause.COMPLETED), spent).usage == {"cost": 0.75, "tokens_read": 3.0}
+
+
 def test_every_cause_has_a_policy_and_nothing_ungraded_trains() -> None:
     assert set(POLICIES) == set(Cause)
     assert all(policy.grade or not policy.train for policy in POLICIES.values())

@@ -293,7 +293,7 @@ async def test_a_machine_without_processes_or_disk_is_an_outcome(
     async def full(*_: object) -> None:
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("gyre.sandboxes.bubblewrap.copy", full)
+    monkeypatch.setattr("gyre.sandboxes.machine.copy", full)
     await runner.start(make_spec("e-0", write_task("echo x > out")))
     outcome = (await runner.wait("e-0")).outcome
     assert (outcome.validity, outcome.cause) == (Validity.NO_WORK, "boot_failed")

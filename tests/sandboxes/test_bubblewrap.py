@@ -167,13 +167,20 @@ async def test_no_network_without_a_proxy(shell_of: Any) -> None:
     listener.close()
 
 
+def socket_below(directory: Path) -> Path:
+    """A path for a proxy's socket, in a directory of its own that everybody may enter."""
+    (directory / "proxy").mkdir()
+    (directory / "proxy").chmod(0o755)
+    return directory / "proxy" / "p.sock"
+
+
 async def test_the_proxy_socket_is_the_only_way_out(shell_of: Any, tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"proxy says " + await reader.readline())
         await writer.drain()
         writer.close()
 
-    path = tmp_path / "p.sock"
+    path = socket_below(tmp_path)
     outside = socket.create_server(("127.0.0.1", 0))
     async with await asyncio.start_unix_server(answer, path):
         path.chmod(0o666)
@@ -188,7 +195,7 @@ async def test_the_proxy_socket_is_the_only_way_out(shell_of: Any, tmp_path: Pat
 
 
 async def test_a_sandbox_cannot_close_the_proxy_to_others(shell_of: Any, tmp_path: Path) -> None:
-    path = tmp_path / "p.sock"
+    path = socket_below(tmp_path)
     async with await asyncio.start_unix_server(lambda _, writer: writer.close(), path):
         path.chmod(0o666)
         shell = await shell_of(proxy_socket=path)

@@ -19,6 +19,7 @@ class Recorder:
         self.history = History()
         self.turns = []
         self.echoes = {}
+        self.entries = []
 
     def answer(self, conversation, emitted):
         match = self.history.match(conversation, "")
@@ -27,8 +28,10 @@ class Recorder:
             self.echoes.setdefault(turn[0], conversation.messages[len(turn[2].messages)])
             turn = turn[1]
         call_id = f"c{len(self.turns)}"
-        self.history.note_echoes(match, conversation)
-        self.history.remember(call_id, len(self.turns), "", conversation, match, emitted)
+        entry = self.history.entry(call_id, len(self.turns), "", conversation, match, emitted)
+        self.history.apply(entry)
+        self.history.keep(entry, match, conversation)
+        self.entries.append(entry)
         parent = next((turn for turn in self.turns if turn[0] == match.turn), None)
         self.turns.append((call_id, parent, conversation, emitted))
         return match

@@ -125,6 +125,8 @@ class LiveCells:
 
         async def enter(engine: Engine) -> None:
             await engine.restore()
+            # One that outlived the controller before may be serving.
+            await engine.pause(PauseMode.IN_PLACE)
             await engine.update_weights(weights)
             await engine.resume()
 

@@ -23,7 +23,7 @@ from gyre.engines.sglang.config import SglangEngineConfig
 from gyre.evaluation import EvaluationSection
 from gyre.harnesses import ContextWindow
 from gyre.launch.section import HereSection, LaunchSection
-from gyre.proxy.config import ProxyConfig
+from gyre.proxy.config import ProxyConfig, ProxySection
 from gyre.runner.base import Budgets
 from gyre.runner.config import RunnerConfig, RunnerSection
 from gyre.sandboxes import SandboxSection
@@ -78,6 +78,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sandbox: SandboxSection = SandboxSection()
     evaluation: EvaluationSection = EvaluationSection()
     rollout: RolloutSection
+    proxy: ProxySection = ProxySection()
     scheduler: SchedulerConfig
     engine: EngineSection = LocalSection()
     transport: TransportSection = ShmSection()
@@ -103,13 +104,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         return assign_devices(self.devices.ids, self.needs())
 
-    def proxy_config(self, run_dir: RunDir, socket: str) -> ProxyConfig:
+    def proxy_config(self, run_dir: RunDir, sockets: str, sessions: str) -> ProxyConfig:
         return ProxyConfig(
             run_dir=str(run_dir.root),
             policy=self.policy,
             rollout=self.rollout,
+            proxy=self.proxy,
             replay_routing=self.trainer.replay_routing,
-            socket=socket,
+            sockets=sockets,
+            sessions=sessions,
         )
 
     def runner_config(self, run_dir: RunDir) -> RunnerConfig:

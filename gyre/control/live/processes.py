@@ -7,8 +7,8 @@ replacement of engine-1), so its sockets and logs are its own.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,8 +22,9 @@ from gyre.control.live.service import Service
 from gyre.control.setbacks import Setbacks
 from gyre.control.task_supervisor import together
 from gyre.core.clock import SystemClock
+from gyre.core.errors import GyreError, KilledWhileStarting
 from gyre.engines.base import Engine
-from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config
+from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config, parse_name
 from gyre.proxy.base import EngineRoute, ProxyControl
 from gyre.proxy.proxies import ProxyWorkers
 from gyre.rpc import Connection, connect
@@ -33,11 +34,13 @@ from gyre.training.base import Trainer
 
 T = TypeVar("T")
 
+SHIM, RUNNER = "shim", "runner"
 PROXY_ENTRY = "gyre.proxy.worker:main"
 RUNNER_ENTRY = "gyre.runner.worker:main"
 SHIM_ENTRY = "gyre.runner.shim:main"
 TRAINER_ENTRY = "gyre.training.worker:main"
 SENDER_ENTRY = "gyre.engines.sglang.sender:main"
+START_ATTEMPTS = 3
 START_TIMEOUT_S = 120.0
 """Of every process but engines, whose kind says it."""
 
@@ -65,12 +68,12 @@ class Fleet:
         self._run_dir = run_dir
         self._store = store
         self._workers: dict[WorkerId, Started] = {}
-        self._incarnations: Counter[WorkerId] = Counter()
+        self._numbers: dict[str, int] = {}
         self._setbacks = Setbacks(config.recovery)
         runner_config = config.runner_config(run_dir)
-        self._shim = self._service("shim", SHIM_ENTRY, lambda: runner_config, Shim)
+        self._shim = self._service(SHIM, SHIM_ENTRY, lambda: runner_config, Shim)
         self._runner = self._service(
-            "runner",
+            RUNNER,
             RUNNER_ENTRY,
             lambda: msgspec.structs.replace(runner_config, shim=self._shim.address),
             Runner,
@@ -84,17 +87,35 @@ class Fleet:
         self.failures: asyncio.Queue[ProcessFailure] = asyncio.Queue()
         """Recovery whose processes ended by themselves, or that someone else gave up."""
 
+    @property
+    def takes_over(self) -> bool:
+        """Executions are held by what an earlier controller started."""
+        return any(self._launcher.found(name) for name in (SHIM, RUNNER))
+
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
         await together(self.start_services(), self.start_cells())
 
     async def start_services(self) -> None:
-        """Proxy workers, the shim that holds sandboxes, and the runner."""
-        await together(*(proxy.open() for proxy in self._proxies), self._start_runner())
+        """Proxy workers, the shim that holds sandboxes, and the runner; those that an earlier controller left are
+        taken over."""
+        await together(*(self._open(proxy) for proxy in self._proxies), self._start_runner())
 
     async def _start_runner(self) -> None:
-        await self._shim.open()
-        await self._runner.open()
+        await self._open(self._shim)
+        await self._open(self._runner)
+
+    async def _open(self, service: Service) -> None:
+        found = self._launcher.found(service.name)
+        if found:
+            await service.adopt(found)
+            return
+        try:
+            await _again(service.open)
+        except GyreError:
+            # `keep` goes on trying.
+            if not self.takes_over:
+                raise
 
     async def keep_services(self) -> None:
         """Starts services again when they are lost; ends only by cancellation. Raises GyreError when that has no
@@ -112,7 +133,34 @@ class Fleet:
         serving = scheduler.pool if scheduler.mode == "async" else [*cells, *scheduler.pool]
         engines = [WorkerId("engine", cell) for cell in serving]
         trainers = [WorkerId("trainer", cell) for cell in cells]
-        await together(*(self.start_worker(worker) for worker in engines + trainers))
+        await together(
+            *(self._or_fails(worker, self._open_engine(worker)) for worker in engines),
+            *(self._or_fails(worker, self._open_trainer(worker)) for worker in trainers),
+        )
+
+    async def _or_fails(self, worker: WorkerId, opening: Awaitable[None]) -> None:
+        """A worker that does not start ends a run that has not begun. In one that goes on it is replaced."""
+        try:
+            await opening
+        except GyreError as error:
+            if not self.takes_over:
+                raise
+            self.failures.put_nowait(ProcessFailure(worker=worker, detail=str(error)))
+
+    async def _open_engine(self, worker: WorkerId) -> None:
+        """Calls of executions run on the engines that an earlier controller left."""
+        found = {parse_name(process.spec.name)[2]: process for process in self._launcher.found(str(worker))}
+        sends = self._config.engine.sender_config("", self._config.transport) is not None
+        if set(found) == ({"", "-sender"} if sends else {""}):
+            self._run(worker, Engine, [found[part] for part in sorted(found)])
+        else:
+            await self._open_trainer(worker)
+
+    async def _open_trainer(self, worker: WorkerId) -> None:
+        """What an earlier controller left is of no use: its gradients belong to a batch that is gone with it."""
+        left = self._launcher.found(str(worker))
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in left))
+        await self.start_worker(worker)
 
     def worker(self, worker: WorkerId) -> Started:
         """Raises WorkerLost when it has no processes now."""
@@ -140,14 +188,21 @@ class Fleet:
 
     async def start_worker(self, worker: WorkerId) -> None:
         """Raises GyreError when one of its processes is not ready in time."""
-        incarnation = self._incarnations[worker]
-        self._incarnations[worker] += 1
-        name = f"{worker}.{incarnation}" if incarnation else str(worker)
-        protocol: type[Any]
-        if worker.part == "engine":
-            protocol, processes = Engine, await self._start_engine(worker.cell, name, incarnation)
-        else:
-            protocol, processes = Trainer, await self._start_trainer(worker.cell, name, incarnation)
+
+        async def start() -> list[Process]:
+            name, number = self._new_name(str(worker))
+            started = self._start_engine if worker.part == "engine" else self._start_trainer
+            return await started(worker.cell, name, number)
+
+        self._run(worker, Engine if worker.part == "engine" else Trainer, await _again(start))
+
+    def _new_name(self, name: str) -> tuple[str, int]:
+        """The name of the next process for `name`, and its number."""
+        number = self._numbers.setdefault(name, self._launcher.next_number(name))
+        self._numbers[name] += 1
+        return f"{name}.{number}" if number else name, number
+
+    def _run(self, worker: WorkerId, protocol: type[Any], processes: list[Process]) -> None:
         connection = connect(protocol, processes[0].address, self._launcher.secret)
         watch = asyncio.ensure_future(self._watch(worker, processes))
         self._workers[worker] = Started(worker, processes, connection, watch)
@@ -220,16 +275,20 @@ class Fleet:
         return process.spec.name, f"process {process.spec.name} ended ({ended.result()}); see {process.log}"
 
     def _service(self, name: str, entry: str, config: Callable[[], msgspec.Struct], protocol: type[Any]) -> Service:
-        async def start(process_name: str) -> tuple[Process, Connection[Any]]:
-            process = await self._launch(process_name, entry, config(), START_TIMEOUT_S)
-            return process, connect(protocol, process.address, self._launcher.secret)
+        async def start() -> Process:
+            return await self._launch(self._new_name(name)[0], entry, config(), START_TIMEOUT_S)
 
-        return Service(name, start, self._journal, SystemClock(), self._setbacks)
+        def connected(process: Process) -> Connection[Any]:
+            return connect(protocol, process.address, self._launcher.secret)
+
+        return Service(name, start, connected, self._journal, SystemClock(), self._setbacks)
 
     def _proxy_service(self, name: str) -> Service:
-        # A new process takes the socket of the one before: sandboxes have it.
-        socket = str(self._launcher.scratch(HERE) / f"{name}.http")
-        config = self._config.proxy_config(self._run_dir, socket)
+        # A new process takes the sockets of the one before, whose directories sandboxes see, and its sessions. Both
+        # last as long as this launcher: the sessions of an earlier one have no sandboxes any more.
+        scratch = self._launcher.scratch(HERE)
+        sessions = self._run_dir.root / "sessions" / scratch.name / f"{name}.sqlite"
+        config = self._config.proxy_config(self._run_dir, str(scratch / f"{name}.http"), str(sessions))
         return self._service(name, PROXY_ENTRY, lambda: config, ProxyControl)
 
     async def _restart_runner(self, _: Shim) -> None:
@@ -256,3 +315,11 @@ class Fleet:
                 start_timeout_s=start_timeout_s,
             )
         )
+
+
+async def _again(start: Callable[[], Awaitable[T]]) -> T:
+    """A start that a signal ended is tried again."""
+    for _ in range(START_ATTEMPTS - 1):
+        with contextlib.suppress(KilledWhileStarting):
+            return await start()
+    return await start()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock
 from gyre.core.errors import GyreError
 from gyre.core.events import Event, ProxySampled, RunFinished, RunStarted, SandboxesOpened, StepDone
+from gyre.launch import Launcher
 from gyre.proxy.base import ProxyControl
 from gyre.scheduling.order import make_order
 from gyre.store import RunDir, RunStore
@@ -53,8 +55,17 @@ class StoreJournal:
 class Run:
     """One run directory being trained."""
 
-    def __init__(self, config: RunConfig, run_dir: RunDir, on_view: OnView) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        on_view: OnView,
+        launcher: AbstractAsyncContextManager[Launcher] | None = None,
+    ) -> None:
+        """`launcher`: of the supervisor that is this controller's parent; without one the run makes its own, and ends
+        every process when it ends."""
         self._config = config
+        self._launcher = launcher
         self._run_dir = run_dir
         self._on_view = on_view
         self._clock = SystemClock()
@@ -84,19 +95,17 @@ class Run:
     async def _start(self, checkpoint: Checkpoint | None) -> None:
         """From the start of its processes to their end."""
         store, journal, clock = self._store, self._journal, self._clock
-        state = resume_state(store.events(), store.outcomes(), checkpoint.version if checkpoint else 0)
-        state = state if checkpoint or state.next_group else FRESH
-        resumed_from = None if state is FRESH else state.version
-        journal.write(RunStarted(t=clock.now(), run_id=self._run_dir.root.name, resumed_from=resumed_from))
-        async with open_launcher(self._config, self._run_dir) as launcher:
+        async with self._launcher or open_launcher(self._config, self._run_dir) as launcher:
             rendezvous = StoreServer(launcher.host)
             fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address, journal)
+            version = checkpoint.version if checkpoint else 0
+            state = resume_state(store.events(), store.outcomes(), version, outlived=fleet.takes_over)
+            state = state if checkpoint or state.next_group else FRESH
+            resumed_from = None if state is FRESH else state.version
+            name = self._run_dir.root.name
+            journal.write(RunStarted(t=clock.now(), run_id=name, resumed_from=resumed_from, outlived=state.outlived))
             try:
                 await fleet.start()
-                found = await fleet.runner.isolation()
-                journal.write(
-                    SandboxesOpened(t=clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
-                )
                 await self._control(fleet, state)
             finally:
                 await fleet.close()
@@ -115,6 +124,7 @@ class Run:
             fleet.keep_services(),
             _end_silent(fleet, clock, stall_s),
             EngineWatch(fleet, clock, stall_s).run(),
+            self._tell_isolation(fleet),
             self._show(controller),
             self._sample_proxy(fleet.proxy),
         )
@@ -135,6 +145,14 @@ class Run:
             cells=cells,
             journal=self._journal,
         )
+
+    async def _tell_isolation(self, fleet: Fleet) -> None:
+        """Never returns."""
+        found = await fleet.runner.isolation()
+        self._journal.write(
+            SandboxesOpened(t=self._clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
+        )
+        await asyncio.Event().wait()
 
     async def _show(self, controller: Controller) -> None:
         while True:

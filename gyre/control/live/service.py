@@ -9,7 +9,7 @@ repeated. What the new process needs to know, it finds in the run directory, or 
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from gyre.control.base import Journal
@@ -29,14 +29,17 @@ ANSWER_S = 10.0
 REPEATS = 5
 """Calls in a row that may fail on a process that lives and answers."""
 
-Start = Callable[[str], Awaitable[tuple[Process, Connection[Any]]]]
+Start = Callable[[], Awaitable[Process]]
+Connect = Callable[[Process], Connection[Any]]
 
 
 class Service:
-    def __init__(self, name: str, start: Start, journal: Journal, clock: Clock, setbacks: Setbacks) -> None:
-        """`start` starts a process of the name that it is given."""
+    def __init__(
+        self, name: str, start: Start, connect: Connect, journal: Journal, clock: Clock, setbacks: Setbacks
+    ) -> None:
         self.name = name
         self._start = start
+        self._connect = connect
         self._journal = journal
         self._clock = clock
         self._setbacks = setbacks
@@ -47,7 +50,6 @@ class Service:
         self._down = asyncio.Event()
         self._silent = ""
         """How the process was seen to hang, when that is why it ends."""
-        self._starts = 0
         self._answered = 0
         self.restored: Callable[[Any], Awaitable[None]] | None = None
         """Called with the stub of a new process before anybody else calls it."""
@@ -56,11 +58,17 @@ class Service:
     def address(self) -> str:
         return self._connection.address if self._connection else ""
 
+    async def adopt(self, found: Sequence[Process]) -> None:
+        """Goes on with the newest process of an earlier controller; the others are ended."""
+        *old, newest = found
+        await asyncio.gather(*(process.stop(grace_s=0.0) for process in old))
+        self._process, self._connection = newest, self._connect(newest)
+        self._up.set()
+
     async def open(self) -> None:
         """Starts the process. Raises GyreError when it is not ready in time."""
-        name = f"{self.name}.{self._starts}" if self._starts else self.name
-        self._starts += 1
-        self._process, self._connection = await self._start(name)
+        self._process = await self._start()
+        self._connection = self._connect(self._process)
         self._silent = ""
         if self.restored is not None:
             try:
@@ -74,14 +82,12 @@ class Service:
     async def keep(self) -> None:
         """Ends only by cancellation. Raises GyreError when new processes have no prospect."""
         while True:
-            assert self._process is not None
-            how = await self._process.wait()
+            detail = await self._end()
             self._up.clear()
             self._down.set()
-            lost_at, process = self._clock.now(), self._process
+            lost_at = self._clock.now()
             if self._connection is not None:
                 self._old.append(self._connection)
-            detail = f"process {process.spec.name} {self._silent or f'ended ({how})'}; see {process.log}"
             while True:
                 await self._clock.sleep(self._record(detail))
                 try:
@@ -91,6 +97,14 @@ class Service:
                     detail = str(error)
             now = self._clock.now()
             self._journal.write(ProcessRestarted(t=now, name=self.name, seconds=now - lost_at))
+
+    async def _end(self) -> str:
+        """Returns when the process has ended, or at once when there never was one, with what was seen."""
+        process = self._process
+        if process is None:
+            return f"{self.name} did not start"
+        how = await process.wait()
+        return f"process {process.spec.name} {self._silent or f'ended ({how})'}; see {process.log}"
 
     async def call(self, do: Callable[[Any], Awaitable[T]]) -> T:
         """The result of `do` on the stub of a process that lived to its end."""

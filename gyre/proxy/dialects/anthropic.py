@@ -9,6 +9,7 @@ import msgspec
 from gyre.chat.canonical import BILLING_PREFIX, drop_billing
 from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.proxy.dialects.base import (
+    NOTHING,
     Delta,
     RequestFacts,
     TurnEnd,
@@ -19,6 +20,7 @@ from gyre.proxy.dialects.base import (
     check_depth,
     decode,
     join_text,
+    notes,
     public_headers,
     sse,
     wishes,
@@ -41,43 +43,60 @@ _ERROR_TYPES = {
 }
 
 
-class _Block(msgspec.Struct):
-    """Any content block; fields that its type does not have keep their defaults."""
+class _Source(msgspec.Struct):
+    """Of a document."""
 
     type: str
-    text: str = ""
-    thinking: str = ""
-    id: str = ""
-    name: str = ""
-    input: Any = None
-    tool_use_id: str = ""
-    tool_name: str = ""
+    data: str | None = None
+    """The text itself when the type is "text"."""
     content: "str | list[_Block] | None" = None
+    """When the type is "content"."""
+
+
+class _Block(msgspec.Struct):
+    """Any content block; fields that its type does not have keep their defaults. Here and in every other part of a
+    request, null is as if absent: SDKs send both."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
+    tool_name: str | None = None
+    content: "str | list[_Block] | None" = None
+    title: str | None = None
+    context: str | None = None
+    source: "str | _Source | None" = None
 
 
 class _Message(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
-    content: str | list[_Block]
+    content: str | list[_Block] | None = None
 
 
-_SYSTEM: Any = str | list[_Block]
+_SYSTEM: Any = str | list[_Block] | None
 
 
 class _Tool(msgspec.Struct):
     name: str
-    description: str = ""
-    input_schema: dict[str, Any] = {}
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
     type: str | None = None
+
+
+_TOOLS: Any = list[_Tool] | None
 
 
 class _Request(msgspec.Struct):
     messages: list[msgspec.Raw]
-    model: str = ""
+    model: str | None = None
     max_tokens: int | None = None
-    system: msgspec.Raw = msgspec.Raw(b'""')
-    tools: msgspec.Raw = msgspec.Raw(b"[]")
+    system: msgspec.Raw = NOTHING
+    tools: msgspec.Raw = NOTHING
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: msgspec.Raw = NOTHING
 
 
 class AnthropicMessages:
@@ -89,16 +108,16 @@ class AnthropicMessages:
             raise CallError(Fault.INVALID, "max_tokens: must be at least 1.")
         if not request.messages:
             raise CallError(Fault.INVALID, "messages: at least one message is required.")
-        system, transport = _system(decode(request.system, _SYSTEM, "system"))
+        system, transport = memo.read(_read_system, request.system, "system").value
         first = (Message(role="system", text=system),) if system else ()
         tools = memo.read(_read_tools, request.tools, "tools")
         messages = memo.read_each(_read_message, request.messages, "messages")
         facts = RequestFacts(
-            model=request.model,
+            model=request.model or "",
             stream=bool(request.stream),
             max_tokens=request.max_tokens,
             headers=public_headers(headers),
-            metadata=request.metadata or {},
+            metadata=notes(request.metadata),
             transport_system=transport,
         )
         conversation = Conversation(tuple(chain(first, *(message.value for message in messages))), tools.value)
@@ -106,6 +125,10 @@ class AnthropicMessages:
         said = identity(identity(system.encode()), tools.digest, *digests)
         size = len(system) + tools.size + sum(message.size for message in messages)
         return WireRequest(conversation, facts, said, size, wishes(body))
+
+    def elements(self, body: bytes) -> list[list[msgspec.Raw]]:
+        request = decode(body, _Request)
+        return [request.messages, [request.tools, request.system]]
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":  # noqa: ARG002
         return _Stream(head)
@@ -225,21 +248,23 @@ def _stop_reason(end: TurnEnd) -> str:
     return "tool_use" if end.message.tool_calls else "end_turn"
 
 
-def _system(system: str | list[_Block]) -> tuple[str, tuple[str, ...]]:
-    blocks = [system] if isinstance(system, str) else [block.text for block in system]
+def _read_system(raw: msgspec.Raw, where: str) -> tuple[str, tuple[str, ...]]:
+    system: str | list[_Block] | None = decode(raw, _SYSTEM, where)
+    blocks = [system] if isinstance(system, str) else [_text(block) for block in system or []]
     transport = tuple(block for block in blocks if block.startswith(BILLING_PREFIX))
     return join_text(drop_billing(blocks)), transport
 
 
 def _read_tools(raw: msgspec.Raw, where: str) -> tuple[Tool, ...]:
     tools = []
-    for tool in decode(raw, list[_Tool], where):
+    declared: list[_Tool] | None = decode(raw, _TOOLS, where)
+    for tool in declared or []:
         if not tool.input_schema and (tool.type or "").startswith(_FOR_CLAUDE_ONLY):
             raise CallError(Fault.INVALID, f"tools.{tool.name}: type {tool.type!r} needs an input_schema here.")
         # A typed tool without a schema is run by Anthropic's servers; the policy cannot use it.
         if tool.input_schema or tool.type in (None, "custom"):
             check_depth(tool.input_schema, f"tools.{tool.name}.input_schema")
-            tools.append(Tool(tool.name, tool.description, tool.input_schema))
+            tools.append(Tool(tool.name, tool.description or "", tool.input_schema or {}))
     return tuple(tools)
 
 
@@ -249,7 +274,7 @@ def _read_message(raw: msgspec.Raw, where: str) -> tuple[Message, ...]:
 
 def _messages(message: _Message) -> Iterator[Message]:
     """One wire message as canonical messages: each tool result becomes its own, in the order received."""
-    blocks = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
+    blocks = _blocks(message.content)
     if message.role == "assistant":
         yield _assistant(blocks)
         return
@@ -259,7 +284,7 @@ def _messages(message: _Message) -> Iterator[Message]:
             if text := join_text(texts):
                 yield Message(role=message.role, text=text)
             texts = []
-            yield Message(role="tool", text=_result_text(block), tool_call_id=block.tool_use_id)
+            yield Message(role="tool", text=_result_text(block), tool_call_id=block.tool_use_id or "")
         else:
             texts.append(_text(block))
     if text := join_text(texts):
@@ -270,11 +295,11 @@ def _assistant(blocks: list[_Block]) -> Message:
     calls = []
     for block in blocks:
         if block.type == "tool_use":
-            calls.append(ToolCall(block.id, block.name, _arguments(block)))
+            calls.append(ToolCall(block.id or "", block.name or "", _arguments(block)))
     return Message(
         role="assistant",
         text=join_text([_text(b) for b in blocks if b.type not in ("tool_use", "thinking", "redacted_thinking")]),
-        reasoning=join_text([b.thinking for b in blocks if b.type == "thinking"]),
+        reasoning=join_text([b.thinking or "" for b in blocks if b.type == "thinking"]),
         tool_calls=tuple(calls),
     )
 
@@ -288,15 +313,27 @@ def _arguments(block: _Block) -> dict[str, Any] | str:
 
 
 def _result_text(block: _Block) -> str:
-    if block.content is None or isinstance(block.content, str):
-        return block.content or ""
-    return join_text([_text(part) for part in block.content])
+    return block.content if isinstance(block.content, str) else _texts(block.content)
+
+
+def _blocks(content: str | list[_Block] | None) -> list[_Block]:
+    return [_Block("text", content)] if isinstance(content, str) else content or []
+
+
+def _texts(content: str | list[_Block] | None) -> str:
+    return join_text([_text(block) for block in _blocks(content)])
 
 
 def _text(block: _Block) -> str:
     if block.type == "text":
-        return block.text
+        return block.text or ""
     if block.type == "tool_reference":
-        return f"[tool_reference: {block.tool_name}]"
+        return f"[tool_reference: {block.tool_name or ''}]"
+    if block.type == "search_result":
+        source = block.source if isinstance(block.source, str) else ""
+        return join_text([block.title or "", source, _texts(block.content)])
+    if block.type == "document" and isinstance(block.source, _Source) and block.source.type in ("text", "content"):
+        text = block.source.data or "" if block.source.type == "text" else _texts(block.source.content)
+        return join_text([block.title or "", block.context or "", text])
     # The policy reads text only; what it cannot see stays visible as a gap.
     return f"[{block.type} omitted]"

@@ -25,6 +25,8 @@ T = TypeVar("T")
 class ToolForm(msgspec.Struct, frozen=True):
     """How a tool was declared, where calls to it must be spelled in the same form (Responses API)."""
 
+    name: str
+    """Unique in its namespace. The policy knows the tool by another name when several namespaces have it."""
     namespace: str = ""
     custom: bool = False
 
@@ -45,6 +47,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     transport_system: tuple[str, ...] = ()
     """System blocks that are transport, not prompt (Claude Code's billing header)."""
     tool_forms: dict[str, ToolForm] = {}
+    """By the names that the policy knows; plain functions are absent."""
 
 
 class WireRequest(msgspec.Struct, frozen=True):
@@ -115,6 +118,11 @@ class Dialect(Protocol):
         with the place of the fault."""
         ...
 
+    def elements(self, body: bytes) -> list[list[msgspec.Raw]]:
+        """What a request says, not read yet: its messages, and everything else that may be long. Raises CallError
+        (INVALID)."""
+        ...
+
     def encoder(self, request: RequestFacts, head: TurnHead) -> Encoder: ...
 
     def response(self, request: RequestFacts, head: TurnHead, end: TurnEnd) -> dict[str, Any]:
@@ -156,6 +164,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
 _NO_WISHES = frozenset(
     {"messages", "input", "system", "instructions", "tools", "stream", "stream_options", "metadata", "client_metadata"}
 )
+_LONG = 64 * 2**10
 _canonical = msgspec.json.Encoder(order="deterministic")
 
 
@@ -164,11 +173,26 @@ def wishes(body: bytes) -> bytes:
     bounds, sampling, tool choice and whatever else an API has. Equal however they are spelled; null is as if absent."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        wished = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NO_WISHES}
+        wished = {name: _wish(raw) for name, raw in fields.items() if name not in _NO_WISHES}
     except (msgspec.DecodeError, RecursionError):
         # Half surrogate pairs, or a depth that only ignored fields have.
         return identity(body)
     return identity(_canonical.encode({name: value for name, value in wished.items() if value is not None}))
+
+
+def _wish(raw: msgspec.Raw) -> Any:
+    # A long one is not worth reading; its spelling is its identity.
+    return msgspec.json.decode(raw) if memoryview(raw).nbytes <= _LONG else identity(bytes(raw)).hex()
+
+
+def notes(raw: msgspec.Raw) -> dict[str, Any]:
+    """The metadata object of a request; empty when it is none, or too long to be notes."""
+    if memoryview(raw).nbytes > _LONG:
+        return {}
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any] | None) or {}
+    except (msgspec.DecodeError, RecursionError):
+        return {}
 
 
 def _invalid(where: str, error: Exception) -> CallError:

@@ -18,6 +18,7 @@ from gyre.proxy.dialects.base import (
     check_depth,
     decode,
     join_text,
+    notes,
     parse_arguments,
     public_headers,
     sse,
@@ -29,21 +30,24 @@ from gyre.proxy.errors import CallError, Fault
 
 
 class _Function(msgspec.Struct):
-    name: str = ""
-    arguments: str = ""
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    """An object from clients that do not follow the API."""
 
 
 class _Call(msgspec.Struct):
     function: _Function
-    id: str = ""
+    id: str | None = None
 
 
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     tool_calls: list[_Call] | None = None
-    tool_call_id: str = ""
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same, as vLLM and OpenRouter call it."""
     refusal: str | None = None
     function_call: Any = None
 
@@ -67,15 +71,15 @@ class _StreamOptions(msgspec.Struct):
 
 class _Request(msgspec.Struct):
     messages: list[msgspec.Raw]
-    model: str = ""
+    model: str | None = None
     tools: msgspec.Raw = NOTHING
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: msgspec.Raw = NOTHING
     n: int | None = None
-    functions: list[Any] | None = None
+    functions: list[msgspec.Raw] | None = None
 
 
 class ChatCompletions:
@@ -96,18 +100,22 @@ class ChatCompletions:
         tools = memo.read(_read_tools, request.tools, "tools")
         messages = memo.read_each(_read_message, request.messages, "messages")
         facts = RequestFacts(
-            model=request.model,
+            model=request.model or "",
             stream=bool(request.stream),
             max_tokens=limit,
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
             headers=public_headers(headers),
-            metadata=request.metadata or {},
+            metadata=notes(request.metadata),
         )
         conversation = Conversation(tuple(message.value for message in messages), tools.value)
         said = identity(tools.digest, *(message.digest for message in messages))
         return WireRequest(
             conversation, facts, said, tools.size + sum(message.size for message in messages), wishes(body)
         )
+
+    def elements(self, body: bytes) -> list[list[msgspec.Raw]]:
+        request = decode(body, _Request)
+        return [request.messages, [request.tools]]
 
     def encoder(self, request: RequestFacts, head: TurnHead) -> "_Stream":
         return _Stream(request, head)
@@ -200,13 +208,30 @@ def _read_message(raw: msgspec.Raw, where: str) -> Message:
     message = decode(raw, _Message, where)
     if message.function_call is not None:
         raise CallError(Fault.INVALID, f"{where}.function_call: not supported; use tool_calls.")
-    text = join_text([*texts(message.content), message.refusal or ""])
+    thoughts, said = _split(message.content)
+    text = join_text([*texts(said), message.refusal or ""])
     if message.role == "tool":
-        return Message(role="tool", text=text, tool_call_id=message.tool_call_id)
+        return Message(role="tool", text=text, tool_call_id=message.tool_call_id or "")
     if message.role != "assistant":
         return Message(role="user" if message.role == "user" else "system", text=text)
     calls = tuple(
-        ToolCall(call.id, call.function.name, parse_arguments(call.function.arguments, f"tool call {call.id}"))
-        for call in message.tool_calls or []
+        ToolCall(call.id or "", call.function.name or "", _arguments(call)) for call in message.tool_calls or []
     )
-    return Message(role="assistant", text=text, reasoning=message.reasoning_content or "", tool_calls=calls)
+    reasoning = message.reasoning_content or message.reasoning or thoughts
+    return Message(role="assistant", text=text, reasoning=reasoning, tool_calls=calls)
+
+
+def _split(content: Content) -> tuple[str, Content]:
+    """Thoughts that a client put into the content, and the rest."""
+    if not isinstance(content, list):
+        return "", content
+    thoughts = [part.thinking or part.text or "" for part in content if part.type == "thinking"]
+    return join_text(thoughts), [part for part in content if part.type != "thinking"]
+
+
+def _arguments(call: _Call) -> dict[str, Any] | str:
+    arguments, where = call.function.arguments, f"tool call {call.id}"
+    if not isinstance(arguments, dict):
+        return parse_arguments(arguments or "", where)
+    check_depth(arguments, where)
+    return arguments

@@ -1,5 +1,6 @@
 """What both OpenAI dialects share: content of messages, and error bodies."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,23 @@ from gyre.proxy.errors import CallError, ContextOverflow, Fault
 _TEXTS = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
 
 
+class _File(msgspec.Struct):
+    file_data: str | None = None
+    filename: str | None = None
+
+
 class Part(msgspec.Struct):
+    """A part of a message. Here and in every other part of a request, null is as if absent: SDKs send both."""
+
     type: str
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    file: _File | None = None
+    """Chat."""
+    file_data: str | None = None
+    """Responses."""
+    filename: str | None = None
 
 
 Content = str | list[Part] | None
@@ -27,7 +41,23 @@ def texts(content: Content) -> Iterator[str]:
         yield content
         return
     for part in content:
-        yield part.text if part.type in _TEXTS else part.refusal or f"[{part.type} omitted]"
+        if part.type in _TEXTS:
+            yield part.text or ""
+        else:
+            yield part.refusal or _file_text(part) or f"[{part.type} omitted]"
+
+
+def _file_text(part: Part) -> str:
+    """Name and content of an attached text file; "" for anything else."""
+    file = part.file or _File(part.file_data, part.filename)
+    kind, _, data = (file.file_data or "").partition(";base64,")
+    if not kind.startswith("data:text/"):
+        return ""
+    try:
+        text = base64.b64decode(data, validate=True).decode()
+    except ValueError:
+        return ""
+    return f"{file.filename}\n{text}" if file.filename else text
 
 
 _ERRORS: dict[Fault, tuple[str, str | None]] = {

@@ -81,12 +81,12 @@ def text_part(text: str) -> Json:
 
 def call_item(request: RequestFacts, head: TurnHead, call: ToolCall, index: int) -> Json:
     """A function call, spelled in the form in which its tool was declared."""
-    form = request.tool_forms.get(call.name, ToolForm())
+    form = request.tool_forms.get(call.name) or ToolForm(call.name)
     item: Json = {
         "type": "function_call",
         "id": f"fc_{head.id}_{index}",
         "call_id": call.id,
-        "name": call.name,
+        "name": form.name,
         "arguments": arguments_text(call),
         "status": "completed",
     }

@@ -4,23 +4,24 @@ Everything a request can do wrong is answered in the native shape of its API, be
 differ in whether their base URL includes `/v1`, so every route exists with and without it.
 """
 
-import asyncio
 import hmac
 from collections.abc import Callable
 from hashlib import sha256
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from gyre.core.records import SessionAccess
+from gyre.proxy.config import ProxySection
 from gyre.proxy.dialects import DIALECTS
-from gyre.proxy.dialects.base import Dialect, WireRequest
+from gyre.proxy.dialects.base import Dialect
 from gyre.proxy.errors import CallError, Fault
 from gyre.proxy.http.answer import CallAnswer, error_response
+from gyre.proxy.http.reading import read_request
 from gyre.proxy.session.session import Session
 
 # Any name is served by the policy; the list has the fields of both APIs.
@@ -69,20 +70,14 @@ class SessionRegistry:
         return session
 
 
-class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    keepalive_s: float
-    client_timeout_s: float
-    max_body_bytes: int
-
-
-def create_app(registry: SessionRegistry, limits: HttpLimits) -> ASGIApp:
+def create_app(registry: SessionRegistry, limits: ProxySection) -> ASGIApp:
     """The ASGI application over the sessions behind `registry`."""
 
     def generation(dialect: Dialect) -> Callable[[Request], object]:
         async def endpoint(request: Request) -> ASGIApp:
             try:
                 session = registry.enter(request)
-                wire = await _wire(request, session, dialect, limits)
+                wire = await read_request(request, session, dialect, limits.max_body_bytes, limits.client_timeout_s)
                 call = session.begin(wire, dialect.name)
             except CallError as error:
                 return error_response(dialect, error)
@@ -94,7 +89,7 @@ def create_app(registry: SessionRegistry, limits: HttpLimits) -> ASGIApp:
         dialect = DIALECTS["anthropic"]
         try:
             session = registry.enter(request)
-            wire = await _wire(request, session, dialect, limits)
+            wire = await read_request(request, session, dialect, limits.max_body_bytes, limits.client_timeout_s)
             return _json({"input_tokens": session.count_tokens(wire)})
         except CallError as error:
             return error_response(dialect, error)
@@ -138,39 +133,6 @@ def create_app(registry: SessionRegistry, limits: HttpLimits) -> ASGIApp:
         Route("/{rest:path}", elsewhere, methods=every),
     ]
     return Starlette(routes=routes, exception_handlers={Exception: failed})
-
-
-async def _wire(request: Request, session: Session, dialect: Dialect, limits: HttpLimits) -> WireRequest:
-    with session.receiving():
-        body = await _body(request, limits)
-    return dialect.read(body, request.headers, session.memo)
-
-
-async def _body(request: Request, limits: HttpLimits) -> bytes:
-    too_large = CallError(Fault.TOO_LARGE, f"The request body is larger than {limits.max_body_bytes} bytes.")
-    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise CallError(Fault.INVALID, f"The request body is encoded with {coding}: send it without Content-Encoding.")
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdigit() or int(declared) > limits.max_body_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.client_timeout_s):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.max_body_bytes:
-                    raise too_large
-    except TimeoutError:
-        message = f"The request body was not complete after {limits.client_timeout_s:g} s."
-        raise CallError(Fault.TOO_SLOW, message) from None
-    except ClientDisconnect:
-        raise CallError(Fault.INVALID, "The client left before its request was complete.") from None
-    try:
-        # The JSON parser looks only at the text of fields that it reads.
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise CallError(Fault.INVALID, f"The request body is not UTF-8 at byte {error.start}.") from None
-    return bytes(body)
 
 
 def _offered_key(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 import sys
@@ -28,18 +29,33 @@ KEEP_ALIVE_S = 120
 
 
 def listeners(config: ProxyConfig) -> list[socket.socket]:
-    """Bound sockets of the HTTP routes. Raises ConfigError when an address is taken or cannot be used."""
-    found = []
-    if config.socket:
-        Path(config.socket).unlink(missing_ok=True)
-        found.append(bind(socket.AF_UNIX, config.socket))
-        # Harnesses run as other users inside their sandboxes; path and key are what protects a session.
-        Path(config.socket).chmod(0o666)
+    """The bound port of the HTTP routes, if there is one; makes the directory for the sockets of sessions. Raises
+    ConfigError when one cannot be used, or when there would be nothing to listen on."""
+    if config.sockets:
+        directory = Path(config.sockets)
+        longest = LONGEST_UNIX_PATH - len("/0123456789abcdef/proxy.sock")
+        if len(os.fsencode(directory)) > longest:
+            raise ConfigError(
+                f"The proxy cannot listen on sockets in {directory}: its path has more than {longest} bytes."
+            )
+        try:
+            directory.mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"The proxy cannot listen on sockets in {directory}: {error.strerror}.") from None
     if config.rollout.port is not None:
-        found.append(bind(socket.AF_INET, ("127.0.0.1", config.rollout.port)))
-    if not found:
-        raise ConfigError("The proxy needs a socket or a port to listen on.")
-    return found
+        return [bind(socket.AF_INET, ("127.0.0.1", config.rollout.port))]
+    if not config.sockets:
+        raise ConfigError("The proxy needs a directory for sockets, or a port to listen on.")
+    return []
+
+
+LONGEST_UNIX_PATH = 107
+
+
+def use_all_files() -> None:
+    """Every connection takes one, and the usual limit is far below what the system grants."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
@@ -55,7 +71,7 @@ def bind(family: socket.AddressFamily, address: Any) -> socket.socket:
     return listener
 
 
-class _Connection(HttpToolsProtocol):
+class ClosableConnection(HttpToolsProtocol):
     """uvicorn's connection with bounds on what nobody reads: headers before a request is known, trailers, and the rest
     of a request that was answered early. A wish to speak another protocol is ignored, as RFC 9110 §7.8 allows."""
 
@@ -66,6 +82,7 @@ class _Connection(HttpToolsProtocol):
     _trailers = False
     _data = b""
     _tell_unread: Callable[[], None] | None = None
+    on_closed: Callable[[], None] = staticmethod(lambda: None)
 
     def abort(self) -> None:
         self.transport.abort()
@@ -87,6 +104,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_come()
+        self.on_closed()
         if exc is not None and self._tell_unread is not None:
             # The kernel resets a connection that is closed while something in it was not read.
             self._tell_unread()
@@ -177,11 +195,12 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(app: ASGIApp, sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """Serves `app` on bound sockets while the context is open."""
+async def serve_http(app: ASGIApp, sockets: list[socket.socket]) -> AsyncIterator[Callable[[], ClosableConnection]]:
+    """Serves `app` on bound sockets while the context is open. Yields what makes the protocol of a connection that was
+    accepted elsewhere."""
     settings = uvicorn.Config(
         app,
-        http=_Connection,
+        http=ClosableConnection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -199,8 +218,12 @@ async def serve_http(app: ASGIApp, sockets: list[socket.socket]) -> AsyncIterato
     started.cancel()
     if running.done():
         running.result()
+
+    def new_connection() -> ClosableConnection:
+        return ClosableConnection(settings, server.server_state, server.lifespan.state)
+
     try:
-        yield
+        yield new_connection
     finally:
         server.should_exit = True
         await running

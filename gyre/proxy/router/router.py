@@ -83,6 +83,11 @@ class Router:
         self._routes_changed.set()
         self._routes_changed = asyncio.Event()
 
+    def settle(self, execution_id: str, cells: list[int]) -> None:
+        """The execution's latest call ran on these cells: the last one may still have its KV."""
+        if cells:
+            self._home[execution_id] = cells[-1]
+
     def forget(self, execution_id: str) -> None:
         """The execution has ended: its place on an engine is free."""
         self._home.pop(execution_id, None)

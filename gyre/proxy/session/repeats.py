@@ -33,6 +33,8 @@ class Repeats:
     def __init__(self) -> None:
         self._calls: dict[bytes, list[ModelCall]] = {}
         self._owed: Counter[bytes] = Counter()
+        self._undelivered: dict[str, ModelCall] = {}
+        """By id: those not told of by `newly_delivered`."""
 
     def find(self, key: bytes, headers: Mapping[str, str]) -> ModelCall | None:
         """The call that a request with this key repeats; None when it is a new one."""
@@ -47,6 +49,15 @@ class Repeats:
 
     def add(self, call: ModelCall) -> None:
         self._calls.setdefault(call.asked.key, []).append(call)
+        if not call.delivered:
+            self._undelivered[call.head.id] = call
+
+    def newly_delivered(self) -> list[str]:
+        """Ids of the calls whose answers were delivered since this was asked last."""
+        delivered = [call_id for call_id, call in self._undelivered.items() if call.delivered]
+        for call_id in delivered:
+            del self._undelivered[call_id]
+        return delivered
 
     def refused(self, key: bytes) -> None:
         """A request was answered with an error, or given up: its retry is a new call."""
@@ -57,6 +68,7 @@ class Repeats:
         calls = self._calls.get(call.asked.key, [])
         if call in calls:
             calls.remove(call)
+            self._undelivered.pop(call.head.id, None)
             self.refused(call.asked.key)
 
     def clear(self) -> None:

@@ -11,25 +11,28 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Mapping
+from contextlib import aclosing
 from hashlib import blake2b
 
 from gyre.chat.conversation import Message, ToolCall
 from gyre.chat.render import RenderError
 from gyre.core.errors import GyreError
-from gyre.core.records import CallRecord, RoleClass
+from gyre.core.records import CallRecord, FinishReason, RoleClass
 from gyre.proxy.base import SessionSummary
 from gyre.proxy.dialects.base import Delta, TurnEnd, TurnHead, Usage, WireRequest
 from gyre.proxy.dialects.memo import Memo
 from gyre.proxy.errors import CallError, ContextOverflow, Fault
 from gyre.proxy.session.call import Asked, ModelCall
 from gyre.proxy.session.generation import Generation
+from gyre.proxy.session.intake import Intake
+from gyre.proxy.session.log import LoggedCall
 from gyre.proxy.session.repeats import Repeats, asked
 from gyre.proxy.session.role_facts import call_facts, system_text
 from gyre.proxy.session.service import Service
 from gyre.proxy.session.services import Services
 from gyre.trajectory.call import EmptyConversation, PreparedCall
+from gyre.trajectory.history import TurnEntry
 from gyre.trajectory.roles import Classification, RoleMarkers, classify
 from gyre.trajectory.tree import TrajectoryTree
 
@@ -44,12 +47,16 @@ class Session:
         self.closed = False
         self.counts: Counter[str] = Counter()
         """calls, orphans, attached, replayed."""
+        self.intake = Intake(services.intake, services.clock)
         self.memo = Memo()
         """What its requests' histories said; see `Dialect.read`."""
         self._markers = markers
         self._canned = canned
         self._services = services
         self._tag = blake2b(execution_id.encode(), digest_size=4).hexdigest()
+        self._ready = asyncio.Event()
+        """Set unless the session is being restored."""
+        self._ready.set()
         self._repeats = Repeats()
         self._service = Service()
         self._running: set[ModelCall] = set()
@@ -57,7 +64,6 @@ class Session:
         self._callers: dict[str, str] = {}
         """Tool calls of sub-agents: id → agent id."""
         self._begun = 0
-        self._receiving = 0
         self._drift: Counter[str] = Counter()
         self._versions: set[int] = set()
 
@@ -65,16 +71,10 @@ class Session:
     def running(self) -> int:
         return len(self._running)
 
-    @contextmanager
-    def receiving(self) -> Iterator[None]:
-        """While the body of a request arrives. Raises CallError (BUSY) when too many do."""
-        if self._receiving >= self._services.bounds.running:
-            raise CallError(Fault.BUSY, f"{self._receiving} requests of this execution are arriving.", retry_after_s=1)
-        self._receiving += 1
-        try:
-            yield
-        finally:
-            self._receiving -= 1
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt plus answer that the policy can hold."""
+        return self._services.bounds.max_context
 
     def begin(self, wire: WireRequest, dialect: str) -> ModelCall:
         """The call that this request is: a new one, or the one that it repeats. Raises CallError, having changed
@@ -208,19 +208,69 @@ class Session:
         turn = generation.turn
         calls = [ToolCall(f"call_{call.head.id}_{i}", c.name, c.arguments) for i, c in enumerate(turn.good_calls)]
         message = Message(role="assistant", text=turn.text, reasoning=turn.reasoning, tool_calls=tuple(calls))
-        record = await self._record(call, prepared, generation, message, dialect)
-        if prepared.role is RoleClass.MAIN and not self._main_system:
-            self._main_system = system_text(wire)
-        if prepared.agent_id:
-            self._callers.update((call.id, prepared.agent_id) for call in calls)
-        usage = Usage(prompt=call.head.prompt_tokens, output=generation.tokens, cached=generation.cached_tokens)
+        system = system_text(wire) if prepared.role is RoleClass.MAIN and not self._main_system else ""
+        record = await self._record(call, prepared, generation, message, dialect, system)
+        self._learn(record, message, system)
+        usage = _usage(call, generation)
         call.emit(TurnEnd(message=message, finish=record.finish, usage=usage))
         return record
 
+    def restoring(self) -> None:
+        """From now on requests wait, until `restore`."""
+        self._ready.clear()
+
+    async def ready(self) -> None:
+        await self._ready.wait()
+
+    def restore(self, records: list[CallRecord], calls: list[LoggedCall], workers: int) -> None:
+        """Takes the session over from a worker that is gone: its `records`, what it wrote down of them, and how many
+        `workers` serve the session with this one. Calls that ran there are lost; their harnesses ask again. What was
+        recorded and maybe never delivered waits for its retry. Raises InvariantViolation when the records form no tree.
+        """
+        self.tree = TrajectoryTree.restored(
+            self.execution_id, self._services.renderer, records, [logged.turn for logged in calls]
+        )
+        # Calls of the lost worker that were not recorded have ids that harnesses may have seen.
+        self._tag = f"{self._tag}-{workers}"
+        delivered = {call_id for logged in calls for call_id in logged.delivered}
+        for record in records:
+            self._note(record)
+        for logged in calls:
+            if logged.turn.call_id in self.tree and logged.turn.emitted is not None:
+                record = self.tree.record(logged.turn.call_id)
+                call = ModelCall(logged.head, logged.asked)
+                _emit_whole(call, logged.turn.emitted, record.finish, logged.usage)
+                call.delivered = call.head.id in delivered or self.tree.echoed(call.head.id)
+                self._repeats.add(call)
+                self._learn(record, logged.turn.emitted, logged.system)
+                self._service.answered(logged.asked, record.finish)
+        if records:
+            self._services.router.settle(self.execution_id, records[-1].cells)
+        self._ready.set()
+
+    def _note(self, record: CallRecord) -> None:
+        self.counts["orphans" if "orphan" in record.flags else "calls"] += 1
+        self._drift.update(record.drift)
+        self._versions.update(record.output_versions)
+
+    def _learn(self, record: CallRecord, emitted: Message, system: str) -> None:
+        """What later requests are classified by."""
+        if record.role is RoleClass.MAIN and not self._main_system:
+            self._main_system = system
+        if record.agent_id:
+            self._callers.update((call.id, record.agent_id) for call in emitted.tool_calls)
+
     async def _record(
-        self, call: ModelCall, prepared: PreparedCall, generation: Generation, emitted: Message | None, dialect: str
+        self,
+        call: ModelCall,
+        prepared: PreparedCall,
+        generation: Generation,
+        emitted: Message | None,
+        dialect: str,
+        system: str = "",
     ) -> CallRecord:
         """`emitted` None: an orphan."""
+        turns: list[TurnEntry] = []
         record = self.tree.commit(
             prepared,
             generation.sample(),
@@ -231,12 +281,19 @@ class Session:
             started_at=generation.started_at,
             finished_at=self._services.clock.now(),
             flags=["orphan"] if emitted is None else generation.turn.flags,
+            tell=turns.append,
         )
-        self.counts["orphans" if emitted is None else "calls"] += 1
-        self._drift.update(record.drift)
-        self._versions.update(record.output_versions)
+        self._note(record)
+        logged = LoggedCall(
+            turn=turns[0],
+            asked=call.asked,
+            head=call.head,
+            usage=_usage(call, generation),
+            system=system,
+            delivered=self._repeats.newly_delivered(),
+        )
         try:
-            await self._services.sink.put(record)
+            await self._services.sink.put(record, logged)
         except BaseException:
             # Later records would refer to one that nobody can read.
             self.closed = True
@@ -266,6 +323,17 @@ class Session:
 
 def _answer(call: ModelCall, text: str) -> None:
     """A canned answer: nothing is sampled and nothing recorded."""
-    call.emit(Delta(text=text))
-    usage = Usage(prompt=call.head.prompt_tokens, output=0)
-    call.emit(TurnEnd(message=Message(role="assistant", text=text), finish="stop", usage=usage))
+    message = Message(role="assistant", text=text)
+    _emit_whole(call, message, "stop", Usage(prompt=call.head.prompt_tokens, output=0))
+
+
+def _emit_whole(call: ModelCall, message: Message, finish: FinishReason, usage: Usage) -> None:
+    if message.reasoning:
+        call.emit(Delta(reasoning=message.reasoning))
+    if message.text:
+        call.emit(Delta(text=message.text))
+    call.emit(TurnEnd(message=message, finish=finish, usage=usage))
+
+
+def _usage(call: ModelCall, generation: Generation) -> Usage:
+    return Usage(prompt=call.head.prompt_tokens, output=generation.tokens, cached=generation.cached_tokens)
