@@ -15,6 +15,7 @@ if [ "$(cat .venv/.gyre-stamp 2>/dev/null)" != "$stamp" ]; then
   echo "setup: installing Python packages into .venv (about two minutes)"
   [ -x .venv/bin/python ] || "$python" -m venv .venv || die "could not create .venv (on Debian: apt-get install python3-venv)"
   .venv/bin/pip install -q --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt -c requirements/lock.txt 2> >(grep -v "is ignored: it is neither" >&2)
+  .venv/bin/pip uninstall -q -y gyre 2>/dev/null  # what this project was called, or the other one of that name
   .venv/bin/pip install -q --disable-pip-version-check --no-deps -e . 2> >(grep -v "is ignored: it is neither" >&2)
   echo "$stamp" >.venv/.gyre-stamp
 fi

@@ -140,11 +140,16 @@ def _add_simulate(simulate: argparse.ArgumentParser) -> None:
     for name, seeds, text in (
         ("table1", 20, "the eleven rows of the paper's Table 1"),
         ("speedups", 5, "48 steps against Async and Colocate"),
+        ("table2", 3, "the paper's Table 2: DeepSWE and TerminalBench, with what rests on assumptions"),
+        ("figure8", 3, "the paper's Figure 8: the 2.4T model, with what rests on assumptions"),
         ("beyond", 5, "launch orders and the work bound, paired by seed"),
     ):
         experiment = experiments.add_parser(name, help=text)
         experiment.add_argument("--seeds", type=_count, default=seeds)
         experiment.set_defaults(experiment=name)
+    experiments.choices["table1"].add_argument(
+        "--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="parameter of the workload"
+    )
     trace = experiments.add_parser("trace", help="a fixed workload, without randomness")
     trace.add_argument("file", type=Path)
     trace.add_argument("--row", required=True, help="row of Table 1, A0 to E2")
@@ -164,6 +169,11 @@ def _count(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError(f"{count} is less than 1")
     return count
+
+
+def _assignment(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
 
 
 def _positive(text: str) -> float:
@@ -254,7 +264,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
     match arguments.experiment:
         case "table1":
-            cli.table1(arguments.seeds, arguments.json)
+            cli.table1(arguments.seeds, arguments.json, dict(arguments.set))
+        case "table2":
+            cli.table2(arguments.seeds, arguments.json)
+        case "figure8":
+            cli.figure8(arguments.seeds, arguments.json)
         case "speedups":
             cli.speedups(arguments.seeds, arguments.json)
         case "beyond":
@@ -267,7 +281,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
             recorded.from_run(arguments.from_run, json_out=arguments.json)
         case _:
             raise ConfigError(
-                "name an experiment (table1, speedups, beyond, trace, picture) or a recorded run with --from-run"
+                "name an experiment (table1, table2, figure8, speedups, beyond, trace, picture) or a recorded run with "
+                "--from-run"
             )
     return 0
 

@@ -87,7 +87,9 @@ class Dispatcher:
     def _free(self) -> int:
         """min{d − p, C_R − (p − f)} (paper §4.2)."""
         state, ledger = self._state, self._state.ledger
-        return min(ledger.queued, state.capacity - ledger.running) if self.open and self._ready() else 0
+        if not self.open or not ledger.queued or not self._ready():
+            return 0
+        return min(ledger.queued, state.capacity - ledger.running)
 
     def _launch(self) -> None:
         for _ in range(self._free()):

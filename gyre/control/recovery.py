@@ -50,6 +50,10 @@ class Recovery:
         self._incarnations: Counter[WorkerId] = Counter()
         self.setbacks = Setbacks(limits)
 
+    @property
+    def all_alive(self) -> bool:
+        return not self._down
+
     def alive(self, part: Part, cell: int) -> bool:
         return not self._down or WorkerId(part, cell) not in self._down
 

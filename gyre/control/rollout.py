@@ -36,8 +36,9 @@ class Rollout:
     @property
     def starved(self) -> bool:
         """Engines should admit, and none of them is alive."""
-        alive = self._recovery.alive
-        return bool(self._admitting) and not any(alive("engine", engine) for engine in self._admitting)
+        if not self._admitting or self._recovery.all_alive:
+            return False
+        return not self._routable()
 
     async def admit(self, engines: Sequence[int]) -> None:
         """From now on exactly these take new calls, as far as they are alive."""

@@ -25,7 +25,7 @@ class Preserved(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def artifact(self) -> str:
-        return f"{self.sandbox.workspace}@sha256:{self.digest}"
+        return f"{self.sandbox.work}@sha256:{self.digest}"
 
 
 class GradingLimits(msgspec.Struct, frozen=True, kw_only=True):

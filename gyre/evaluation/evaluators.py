@@ -44,8 +44,8 @@ class Evaluators:
         """The state of a closed sandbox."""
         if os.geteuid():
             # Root reads everything. Another user must not be kept from grading by modes that the policy has set.
-            await asyncio.to_thread(make_readable, sandbox.workspace)
-        content = await digest(sandbox.workspace, timeout_s=self.section.digest_s)
+            await asyncio.to_thread(make_readable, sandbox.work)
+        content = await digest(sandbox.work, timeout_s=self.section.digest_s)
         return Preserved(execution_id=execution_id, sandbox=sandbox, digest=content, trajectory=trajectory)
 
     async def close(self) -> None:

@@ -2,10 +2,10 @@
 
     def function(workspace: Path, task: dict, trajectory: dict) -> float | dict[str, float] | None
 
-`workspace` is a copy of what the execution left: the policy wrote it, so treat it as hostile and run nothing of it
-here. `task` has name, path and instruction, `trajectory` the numbers of `Preserved.trajectory`. The result is the
-score, or named numbers with one called "reward", or None when the function cannot tell. The process ends, with what it
-started, when the function has returned or its time is up.
+`workspace` is a copy of what the execution left, over an image of what it wrote in the work directory. The policy wrote
+it, so treat it as hostile and run nothing of it here. `task` has name, path and instruction, `trajectory` the numbers
+of `Preserved.trajectory`. The result is the score, or named numbers with one called "reward", or None when the function
+cannot tell. The process ends, with what it started, when the function has returned or its time is up.
 """
 
 import asyncio
@@ -63,11 +63,20 @@ class Hook(Grader):
         """Of the function's name and its module's source."""
         return self._version
 
-    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:  # noqa: ARG002
+    async def grade(
+        self,
+        work: Preserved,
+        task: Task,
+        root: Path,
+        limits: GradingLimits,  # noqa: ARG002
+        log: Path,
+        *,
+        start: bool,
+    ) -> Verdict:
         await remove_tree(root)
         try:
             _make(root)
-            state = work.sandbox.workspace if work else task.workspace
+            state = task.workspace if start else work.sandbox.workspace
             if state is not None:
                 await copy(f"{state}/.", root / "app")
                 (root / "app").chmod(0o700)
@@ -75,7 +84,7 @@ class Hook(Grader):
                 "function": self._section.function,
                 "workspace": str(root / "app"),
                 "task": {"name": task.name, "path": str(task.path), "instruction": task.instruction},
-                "trajectory": work.trajectory if work else {},
+                "trajectory": {} if start else work.trajectory,
                 "result": str(root / "result" / "reward.json"),
             }
             code = await self._run(msgspec.json.encode(request), log)

@@ -39,9 +39,11 @@ class Grader(ABC):
         """By task: what it says of the start state."""
 
     @abstractmethod
-    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:
-        """What it says of the work, or of the task's start state when that is None. `root` is a directory that it may
-        make, and removes. Raises GraderFailed, and SandboxError, OSError or ValueError when the platform failed."""
+    async def grade(
+        self, work: Preserved, task: Task, root: Path, limits: GradingLimits, log: Path, *, start: bool
+    ) -> Verdict:
+        """What it says of the work or, with `start`, of the state that the task gave it. `root` is a directory that it
+        may make, and removes. Raises GraderFailed, and SandboxError, OSError or ValueError when the platform failed."""
 
     @abstractmethod
     async def version(self, task: Task) -> str:
@@ -50,7 +52,7 @@ class Grader(ABC):
     async def assess(self, work: Preserved, task: Task, limits: GradingLimits, log: Path) -> Assessment:
         started = self._clock.now()
         root = work.sandbox.root.with_name(f"{work.sandbox.root.name}.{self.name}")
-        verdict = await self._verdict(work, task, root, limits, log)
+        verdict = await self._verdict(work, task, root, limits, log, start=False)
         if "tools_missing" in verdict.flags:
             # The work may call for what is not there; when the grader itself does, its score says nothing.
             verdict = _unless_broken(verdict, await self._baseline(work, task, limits, log))
@@ -87,16 +89,16 @@ class Grader(ABC):
         if known is None or (known.done() and (known.cancelled() or known.result().fault == "platform")):
             name = hashlib.sha256(os.fsencode(task.path)).hexdigest()[:16]
             root = work.sandbox.root.with_name(f"baseline-{name}.{self.name}")
-            grading = self._verdict(None, task, root, limits, log)
+            grading = self._verdict(work, task, root, limits, log, start=True)
             known = self._baselines[task.path] = asyncio.create_task(grading)
         # Others wait for it as well: it does not end with the execution that asked first.
         return await asyncio.shield(known)
 
     async def _verdict(
-        self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path
+        self, work: Preserved, task: Task, root: Path, limits: GradingLimits, log: Path, *, start: bool
     ) -> Verdict:
         try:
-            verdict = await self.grade(work, task, root, limits, log)
+            verdict = await self.grade(work, task, root, limits, log, start=start)
         except GraderFailed as failure:
             return Verdict(error=str(failure), fault="grader", flags=failure.flags)
         except (SandboxError, OSError, ValueError) as problem:

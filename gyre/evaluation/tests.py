@@ -57,9 +57,11 @@ class TaskTests(Grader):
             self._versions[task.path] = (await digest(task.tests, timeout_s=self._evaluation.digest_s))[:16]
         return self._versions[task.path]
 
-    async def grade(self, work: Preserved | None, task: Task, root: Path, limits: GradingLimits, log: Path) -> Verdict:
-        logs = work.sandbox.logs if work else None
-        mounts = [Mount(source=logs / part, target=f"/logs/{part}") for part in ("agent", "artifacts")] if logs else []
+    async def grade(
+        self, work: Preserved, task: Task, root: Path, limits: GradingLimits, log: Path, *, start: bool
+    ) -> Verdict:
+        left = [] if start else ["agent", "artifacts"]
+        mounts = [Mount(source=work.sandbox.logs / part, target=f"/logs/{part}") for part in left]
         spec = SandboxSpec(
             name=root.name,
             root=root,
@@ -67,6 +69,7 @@ class TaskTests(Grader):
             env={**(SAFE_PATH if self._evaluation.python_safe_path else {}), **task.env, **task.verifier_env},
             mounts=[*mounts, Mount(source=root / "tests", target="/tests")],
             limits=task_limits(task, self._limits),
+            image=work.sandbox.image,
         )
         sandbox = self._make_sandbox(spec)
         user = task.verifier_user if sandbox.has_users else "agent"
@@ -76,12 +79,10 @@ class TaskTests(Grader):
             await sandbox.start()
             said = _size(log)
             before = await self._tests(task, sandbox, user)
-            if work is not None:
+            if not start:
                 await sandbox.restore(work.sandbox)
             elif task.workspace is not None:
                 await sandbox.upload(task.workspace, task.workdir)
-            # Whatever modes the policy gave its directory: it must not decide whether it is graded.
-            spec.workspace.chmod(spec.workspace.stat().st_mode | 0o700)
             result = await sandbox.exec(
                 ["/bin/bash", "-c", GRADE],
                 stdout=log,

@@ -137,4 +137,4 @@ class HarnessRunner:
         )
 
     async def _digest(self, spec: SandboxSpec) -> str:
-        return await digest(spec.workspace, timeout_s=self._config.evaluation.digest_s)
+        return await digest(spec.work, timeout_s=self._config.evaluation.digest_s)

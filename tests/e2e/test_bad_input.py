@@ -34,8 +34,8 @@ QUICKSTART = str(EXAMPLES / "quickstart.toml")
         ("engine.page_size=2", "engine.page_size: expected `int` >= 4"),
         ("trainer.replay_routing=true", "trainer.replay_routing = true, but policy.model = "),
         ("policy.family=llama3", 'policy.family = "llama3" is not the family of policy.model = '),
-        ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide num_attention_heads = 4"),
-        ("trainer.parallel.pipeline=3", "trainer.parallel.pipeline = 3 does not divide num_hidden_layers = 4"),
+        ("trainer.parallel.tensor=3", "trainer.parallel.tensor = 3 does not divide vocab_size = 1580"),
+        ("trainer.parallel.pipeline=5", "4 layers"),
     ],
 )
 def test_bad_config_is_refused_in_one_sentence(
@@ -80,7 +80,7 @@ def test_a_model_in_several_files_is_accepted_and_one_that_cannot_be_trained_is_
         (model / name).touch()
     (model / "config.json").write_text('{"model_type": "gpt2"}')
     assert main(["train", QUICKSTART, f"policy.model={model}", "--run-dir", str(tmp_path / "run")]) == 2
-    assert f"{model}: model_type='gpt2' cannot be trained, allowed: qwen3, qwen3_moe, llama" in capsys.readouterr().err
+    assert f"{model}: model_type='gpt2' cannot be trained" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "{}", "["])
@@ -137,11 +137,14 @@ def test_a_machine_on_which_no_sandbox_can_start_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bwrap = tmp_path / "bwrap"
-    bwrap.write_text("#!/bin/sh\n[ $1 = --version ] || { echo no permissions to create a namespace >&2; exit 1; }\n")
+    script = (
+        "[ $1 = --version ] && echo bubblewrap 0.9.0 && exit; echo no permissions to create a namespace >&2; exit 1"
+    )
+    bwrap.write_text(f"#!/bin/sh\n{script}\n")
     bwrap.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert main(["train", QUICKSTART, "--run-dir", str(tmp_path / "run")]) == 2
-    assert "sandboxes cannot start: namespaces: no permissions to create a namespace; run as" in capsys.readouterr().err
+    assert "could not boot: no permissions to create a namespace; run as root" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,11 @@
 """What a grading asks of its sandbox and makes of what it says, over a sandbox of the test's."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from gyre.evaluation.config import EvaluationSection, TestsSection
 from gyre.evaluation.tests import TaskTests
 from gyre.evaluation.tools import missing_tools
 from gyre.sandboxes import ExecResult, SandboxLimits, SandboxSpec
+from gyre.sandboxes.images import Image
 from gyre.tasks import Task, TaskLimits
 
 LIMITS = GradingLimits(timeout_s=7.0, boot_timeout_s=3.0)
@@ -52,6 +55,7 @@ class FakeSandbox:
     async def close(self, *, keep: bool) -> None:
         assert not keep
         self._world.closed += 1
+        shutil.rmtree(self.spec.root, ignore_errors=True)
 
 
 Say = Callable[[Path, bool, Callable[[str], Any]], int | None]
@@ -185,3 +189,32 @@ def test_tools_that_an_output_misses(output: str, missing: list[str]) -> None:
 @given(st.text())
 def test_any_output_can_be_looked_at(output: str) -> None:
     assert set(missing_tools(output, ["pytest"])) <= {"pytest"}
+
+
+async def test_work_over_which_the_grader_fails_gets_the_lowest_reward_of_the_tasks_range(tmp_path: Path) -> None:
+    world = World(tmp_path, rewards("nonsense", "-0.5"), reward_range=(-1.0, 0.0))
+    assert (await world.outcome()).score == -1.0
+
+
+async def test_a_start_state_that_the_platform_could_not_grade_is_graded_again(tmp_path: Path) -> None:
+    failures = [SandboxError("no space"), OSError("no memory")]
+
+    def say(verifier: Path, start_state: bool, _: Any) -> int:
+        if start_state and failures:
+            raise failures.pop()
+        (verifier / "reward.txt").write_text("0" if start_state else "nonsense")
+        return 0
+
+    world = World(tmp_path, say)
+    assert [(await world.outcome()).valid for _ in range(4)] == [False, False, True, True]
+    # The last one is remembered: four gradings of the work, three of the start state.
+    assert len(world.execs) == 4 + 3
+
+
+async def test_the_start_state_is_graded_over_the_image_of_the_work(tmp_path: Path) -> None:
+    world = World(tmp_path, rewards("nonsense"))
+    image = Image(name="i", digest="sha256:1", layers=("a",), base=tmp_path)
+    world.work = msgspec.structs.replace(world.work, sandbox=msgspec.structs.replace(world.work.sandbox, image=image))
+    await world.outcome()
+    assert [spec.image for spec in world.specs] == [image, image]
+    assert world.filled == ["restore e-0", "upload workspace /app"]

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewra
 
 def sandboxed(workspace: Path, logs: Path, script: Path) -> float:
     """Runs `script` as /tests/<name> with the workspace at /app, as the evaluator does. Returns seconds."""
-    command = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc"]
+    command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--die-with-parent"]
+    command += ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc"]
     for name in ("bin", "lib", "lib64"):
         command += ["--symlink", f"usr/{name}", f"/{name}"]
     command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", str(workspace), "/app"]

@@ -237,3 +237,16 @@ def test_a_budget_stands_still_in_pauses_and_ends_what_takes_longer() -> None:
         assert await spend([(False, 4.0), (True, 99.0), (False, 7.0)]) == 109.0
 
     run_virtual(main())
+
+
+def test_a_grading_is_not_repeated_when_the_overall_budget_would_cut_it_off(write_task: TaskWriter) -> None:
+    task = write_task("x")
+
+    async def main() -> None:
+        world = World(task, harness_s=5.0, grader_s=10.0, attempts=3, retry_s=0.0)
+        world.score = None
+        at, report = await world.closed("e-0", evaluation_s=10, overall_s=24)
+        # The work is judged by what the start state says, not excluded by a timeout.
+        assert (at, report.outcome.cause, len(world.gradings)) == (15.0, "completed", 1)
+
+    run_virtual(main())

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from msgspec import json
@@ -159,9 +159,9 @@ async def test_a_grader_that_fails_over_the_start_state_is_tried_there_once_for_
     graded: list[str] = []
     grade = TaskTests.grade
 
-    async def counted(self: TaskTests, work: Preserved | None, task: Task, root: Path, *rest: object) -> object:
+    async def counted(self: TaskTests, work: Preserved, task: Task, root: Path, *rest: Any, **more: Any) -> object:
         graded.append(root.name)
-        return await grade(self, work, task, root, *rest)  # type: ignore[arg-type]
+        return await grade(self, work, task, root, *rest, **more)
 
     monkeypatch.setattr(TaskTests, "grade", counted)
     task = write_task("echo x > out", "true")

@@ -34,8 +34,9 @@ def test_table1_has_the_promised_shape(tmp_path, monkeypatch, capsys):
     assert measured == [12]
     assert list(written["rows"]) == list(some)
     assert written["rows"]["E0"]["ratio_to_E0"] == 1.0
-    assert written["rows"]["A0"] | {"hours": 0, "sd": 0, "ratio_to_E0": 0} == {
+    assert written["rows"]["A0"] | {"hours": 0, "sd": 0, "ratio_to_E0": 0, "idle": 0} == {
         "hours": 0,
+        "idle": 0,
         "sd": 0,
         "paper": 25.08,
         "ratio_to_E0": 0,

@@ -19,39 +19,50 @@ class Job(msgspec.Struct, frozen=True):
     steps: int
 
 
-def hours(job: Job) -> float:
+class Result(msgspec.Struct, frozen=True):
+    hours: float
     """End of the last update."""
-    return run_row(job.row, job.params, seed=job.seed, steps=job.steps).step_ends[-1]
+    idle: float
+    """Share of the training role in which no micro-step was processed."""
 
 
-def totals(
+def run(job: Job) -> Result:
+    stats = run_row(job.row, job.params, seed=job.seed, steps=job.steps)
+    return Result(stats.step_ends[-1], 1 - stats.busy_hours / stats.training_hours)
+
+
+def results(
     rows: Sequence[TableRow], params: WorkloadParams, seeds: Iterable[int], steps: int
-) -> dict[str, list[float]]:
-    """Hours per row and seed; rows of one seed meet the same executions. Uses every CPU."""
+) -> dict[str, list[Result]]:
+    """By row, of each seed; rows of one seed meet the same executions. Uses every CPU."""
     jobs = [Job(row, params, seed, steps) for seed in seeds for row in rows]
     with ProcessPoolExecutor(max_workers=min(len(jobs), os.cpu_count() or 1)) as pool:
-        measured = list(pool.map(hours, jobs))
-    result: dict[str, list[float]] = {row.name: [] for row in rows}
+        measured = list(pool.map(run, jobs))
+    found: dict[str, list[Result]] = {row.name: [] for row in rows}
     for job, value in zip(jobs, measured, strict=True):
-        result[job.row.name].append(value)
-    return result
+        found[job.row.name].append(value)
+    return found
 
 
 def table1(params: WorkloadParams, seeds: int, steps: int = 12) -> dict[str, Any]:
-    """{"rows": {name: {"hours", "sd", "paper", "ratio_to_E0"}}, "params": …}; `sd` is over seeds."""
-    measured = totals(list(ROWS.values()), params, range(seeds), steps)
-    base = statistics.mean(measured["E0"])
+    """{"rows": {name: {"hours", "sd", "paper", "ratio_to_E0", "idle"}}, "params": …}; `sd` is over seeds, `idle` of the
+    training role."""
+    measured = results(list(ROWS.values()), params, range(seeds), steps)
+    base = statistics.mean(one.hours for one in measured["E0"])
     return {
-        "rows": {
-            name: {
-                "hours": statistics.mean(values),
-                "sd": statistics.stdev(values) if len(values) > 1 else 0.0,
-                "paper": ROWS[name].hours,
-                "ratio_to_E0": statistics.mean(values) / base,
-            }
-            for name, values in measured.items()
-        },
+        "rows": {name: _entry(ROWS[name], values, base) for name, values in measured.items()},
         "params": msgspec.to_builtins(params) | {"seeds": seeds},
+    }
+
+
+def _entry(row: TableRow, values: Sequence[Result], base: float) -> dict[str, float]:
+    hours = [one.hours for one in values]
+    return {
+        "hours": statistics.mean(hours),
+        "sd": statistics.stdev(hours) if len(hours) > 1 else 0.0,
+        "paper": row.hours,
+        "ratio_to_E0": statistics.mean(hours) / base,
+        "idle": statistics.mean(one.idle for one in values),
     }
 
 
@@ -75,7 +86,8 @@ def speedups(params: WorkloadParams, seeds: int, steps: int = 48) -> dict[str, A
     result: dict[str, Any] = {}
     for target, rows in SPEEDUPS.items():
         measured = {
-            name: statistics.mean(v) for name, v in totals(list(rows.values()), params, range(seeds), steps).items()
+            name: statistics.mean(one.hours for one in values)
+            for name, values in results(list(rows.values()), params, range(seeds), steps).items()
         }
         result[str(target)] = {
             "hours": measured,
