@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint unit sglang fuzz mutants harnesses patience clean
+.PHONY: help setup demo test lint unit sglang fuzz mutants harnesses patience chaos clean
 
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
@@ -11,6 +11,7 @@ help:
 	@echo "make unit    only the tests that start no harness, no engine and no worker process"
 	@echo "make patience   calls of ten minutes without a token through every installed harness (20 minutes)"
 	@echo "make harnesses  install every harness and run all tests against the real binaries"
+	@echo "make chaos   kills random processes of a real run for some minutes (ARGS='--kills 50 --seed 1')"
 	@echo "make sglang  set up SGLang for the CPU and run the engine contract against it"
 	@echo "make fuzz    14,000 hostile bodies at the proxy"
 	@echo "make mutants single changes to the code, and whether the unit tests notice them (an hour)"
@@ -50,6 +51,9 @@ patience: setup
 harnesses: setup
 	$(BIN)/gyre setup all
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m harness -rs --durations=10
+
+chaos: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py examples/quickstart.toml $(ARGS)
 
 fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/proxy/test_proxy_fuzz.py --hypothesis-profile=nightly

@@ -122,7 +122,7 @@ def chaos(arguments: argparse.Namespace, root: Path) -> Report:
         )
     rng, kills, begun = random.Random(arguments.seed), [], time.monotonic()
     try:
-        wait_for(lambda: "step 0/" in log.read_text(), command, SETTLE_S)
+        wait_for(lambda: f"step {arguments.after}/" in log.read_text(), command, SETTLE_S)
         while len(kills) < arguments.kills and command.poll() is None:
             time.sleep(rng.uniform(0.2, 2 * arguments.every))
             found = processes(command.pid)
@@ -217,6 +217,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two kills")
+    parser.add_argument("--after", type=int, default=1, help="steps before the first kill; 0: while the run starts")
     parser.add_argument("--shim", action="store_true", help="kill the shim too, and with it its executions")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from gyre.cli.controller import ControllerOrder
+from gyre.cli.controller import INTERRUPTED, ControllerOrder
 from gyre.control.live.config import RunConfig
 from gyre.control.live.launching import devices_here
 from gyre.control.setbacks import Setbacks
@@ -49,9 +49,11 @@ async def _supervise(config: RunConfig, run_dir: RunDir) -> int:
         )
         try:
             while True:
-                code = await _control(order)
+                code, asked = await _control(order)
                 if code >= 0:
                     return code
+                if asked:
+                    return INTERRUPTED
                 detail = f"the controller was killed by signal {-code}"
                 print(f"gyre: {detail}; its workers go on, and a new one takes them over", file=sys.stderr, flush=True)
                 await asyncio.sleep(setbacks.note("the controller", detail, time.monotonic(), _progress(run_dir)))
@@ -59,9 +61,10 @@ async def _supervise(config: RunConfig, run_dir: RunDir) -> int:
             await server.stop()
 
 
-async def _control(order: ControllerOrder) -> int:
-    """Runs one controller to its end. Ctrl-C reaches it by itself, in the terminal's group; what is sent to this
-    process is handed on."""
+async def _control(order: ControllerOrder) -> tuple[int, bool]:
+    """Runs one controller to its end: its exit code, and whether it was asked to end. Ctrl-C reaches it by itself, in
+    the terminal's group; what is sent to this process is handed on."""
+    asked = False
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gyre.cli.controller", stdin=asyncio.subprocess.PIPE
     )
@@ -69,16 +72,18 @@ async def _control(order: ControllerOrder) -> int:
     process.stdin.write(msgspec.json.encode(order) + b"\n")
     loop = asyncio.get_running_loop()
 
-    def hand_on(number: int) -> None:
-        if process.returncode is None:
+    def ask(number: int | None) -> None:
+        nonlocal asked
+        asked = True
+        if number is not None and process.returncode is None:
             os.kill(process.pid, number)
 
     signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     for number in signals:
-        loop.add_signal_handler(number, hand_on, number)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.add_signal_handler(number, ask, number)
+    loop.add_signal_handler(signal.SIGINT, ask, None)
     try:
-        return await process.wait()
+        return await process.wait(), asked
     finally:
         for number in (*signals, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -66,16 +66,17 @@ class Dispatcher:
     def take_over(self, initial: ControlState) -> None:
         """The executions that outlived the controller before go on under their names."""
         for pending in initial.pending:
-            for member, name in pending.running.items():
-                self._state.ledger.adopt(pending.group, member)
+            for member, outlived in pending.outlived.items():
+                self._state.ledger.adopt(pending.group, member, terminated=outlived.terminated)
                 ticket = Ticket(
-                    execution_id=name,
+                    execution_id=outlived.execution_id,
                     group=pending.group,
                     member=member,
                     query=pending.query,
                     version=pending.version,
                 )
-                self._tasks.spawn(self._follow(ticket, self._state.clock.now()), name)
+                following = self._follow(ticket, self._state.clock.now(), running=not outlived.terminated)
+                self._tasks.spawn(following, outlived.execution_id)
 
     async def run(self) -> None:
         """Launches whenever it can; ends only by cancellation."""
@@ -115,12 +116,11 @@ class Dispatcher:
                 harness=self._executions.harness(ticket),
             )
         )
-        await self._follow(ticket, started)
+        await self._follow(ticket, started, running=True)
 
-    async def _follow(self, ticket: Ticket, started: float) -> None:
-        """From the launch to the outcome."""
+    async def _follow(self, ticket: Ticket, started: float, *, running: bool) -> None:
+        """To the outcome. `running`: its harness has not ended."""
         state = self._state
-        running = True
 
         def terminate() -> None:
             nonlocal running

@@ -14,6 +14,12 @@ from gyre.core.records import Outcome
 from gyre.store.journal import SurvivingLine
 
 
+class Outlived(msgspec.Struct, frozen=True):
+    execution_id: str
+    terminated: bool
+    """Its harness has ended; the grade is awaited."""
+
+
 class PendingGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Dispatched at `version`, not consumed."""
 
@@ -22,7 +28,7 @@ class PendingGroup(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     outcomes: dict[int, Outcome]
     """By member, for the executions that are closed."""
-    running: dict[int, str] = {}
+    outlived: dict[int, Outlived] = {}
     """By member, the executions that outlived the controller before."""
 
 
@@ -37,7 +43,7 @@ class ControlState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def outlived(self) -> int:
         """Executions that outlived the controller before."""
-        return sum(len(group.running) for group in self.pending)
+        return sum(len(group.outlived) for group in self.pending)
 
     @property
     def incarnation(self) -> int:
@@ -113,15 +119,15 @@ def resume_state(
     for event in events:
         line.read(event)
     line.go_back(version)
-    running: dict[int, dict[int, str]] = {}
-    for name in line.running if outlived else ():
+    live: dict[int, dict[int, Outlived]] = {}
+    for name, terminated in line.open.items() if outlived else ():
         group, member, _ = parse_execution_id(name)
-        running.setdefault(group, {})[member] = name
+        live.setdefault(group, {})[member] = Outlived(name, terminated)
     known: dict[int, dict[int, Outcome]] = {}
     for name, outcome in outcomes.items():
         group, member, _ = parse_execution_id(name)
         # One that has an outcome and did not close in the journal closes once more.
-        if outcome.cause != "cancelled" and member not in running.get(group, {}):
+        if outcome.cause != "cancelled" and member not in live.get(group, {}):
             known.setdefault(group, {})[member] = outcome
     pending = [
         PendingGroup(
@@ -129,7 +135,7 @@ def resume_state(
             query=event.query,
             version=event.version,
             outcomes=known.get(group, {}),
-            running=running.get(group, {}),
+            outlived=live.get(group, {}),
         )
         for group, event in sorted(line.dispatched.items())
         if group not in line.consumed

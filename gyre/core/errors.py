@@ -17,6 +17,10 @@ class PeerLost(GyreError):
     """The process at the other end of an RPC died or stopped answering."""
 
 
+class SessionClosed(GyreError):
+    """The session of an execution has ended, and no other one opens under its name."""
+
+
 class KilledWhileStarting(GyreError):
     """A signal ended a process before it was ready, which says nothing of the next attempt."""
 

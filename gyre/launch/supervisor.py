@@ -52,7 +52,10 @@ class LocalSupervisor:
     async def start(self, spec: bytes) -> Running:
         decoded = msgspec.json.decode(spec, type=ProcessSpec)
         if decoded.name not in self._starts:
-            self._starts[decoded.name] = asyncio.ensure_future(self._launcher.start(decoded))
+            starting = asyncio.ensure_future(self._launcher.start(decoded))
+            # Whoever asked may be gone when it fails.
+            starting.add_done_callback(lambda start: start.cancelled() or start.exception())
+            self._starts[decoded.name] = starting
         start = self._starts[decoded.name]
         await asyncio.wait({start})
         if start.cancelled():

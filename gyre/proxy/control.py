@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, SessionClosed
 from gyre.core.records import CallRecord, SessionAccess
 from gyre.proxy.base import DrainReport, EngineRoute, ProxyStats, SessionSpec, SessionSummary
 from gyre.proxy.http.routes import SessionRegistry
@@ -62,9 +62,9 @@ class Proxy:
 
     async def open_session(self, spec: SessionSpec) -> SessionAccess:
         """Opening an open session again answers the same access, so that a controller that came back may repeat it.
-        Raises ConfigError for an unknown harness, GyreError for an execution that has ended."""
+        Raises ConfigError for an unknown harness, SessionClosed for an execution that has ended."""
         if spec.execution_id in self._summaries:
-            raise GyreError(f"execution {spec.execution_id} has ended; a new one needs another id")
+            raise SessionClosed(f"execution {spec.execution_id} has ended; a new one needs another id")
         if spec.execution_id in self._sessions:
             return self._access[spec.execution_id]
         session = self._new_session(spec)
@@ -78,12 +78,11 @@ class Proxy:
         self._admit(access, session)
         return access
 
-    async def restore(self, records: Callable[[str], list[CallRecord]]) -> None:
-        """Takes over the sessions of the worker that wrote the log before: paths, keys, sockets, trees, answers that
-        may be asked for again, and routes. `records` reads those of an execution; it is called from a thread. Requests
-        that come meanwhile wait."""
+    def take_over(self) -> list[tuple[Session, int]]:
+        """Opens the doors of the sessions that the log tells of, as the worker that wrote it had them: paths, keys,
+        sockets, routes. Their requests wait for `restore`. Returns each with the number of workers that served it."""
         assert self._log is not None
-        open_ones = []
+        waiting = []
         for logged in self._log.sessions():
             execution_id = logged.spec.execution_id
             if logged.summary is not None:
@@ -96,14 +95,23 @@ class Proxy:
             self._admit(logged.access, session)
             if self._sockets is not None:
                 self._sockets.open(execution_id)
-            open_ones.append((session, logged.workers + 1))
+            waiting.append((session, logged.workers + 1))
         self._services.router.set_routes(self._log.routes())
-        for session, workers in open_ones:
-            found = await asyncio.to_thread(records, session.execution_id)
-            calls = await asyncio.to_thread(self._log.calls, session.execution_id)
-            session.restore(found, calls, workers)
-        if open_ones:
-            log.info("took over %d sessions", len(open_ones))
+        return waiting
+
+    async def restore(self, waiting: list[tuple[Session, int]], records: Callable[[str], list[CallRecord]]) -> None:
+        """Gives sessions their trees and the answers that may be asked for again. `records` reads those of an
+        execution; it is called from a thread. A session that cannot be restored serves no call any more."""
+        assert self._log is not None
+        for session, workers in waiting:
+            try:
+                found = await asyncio.to_thread(records, session.execution_id)
+                calls = await asyncio.to_thread(self._log.calls, session.execution_id)
+                session.restore(found, calls, workers)
+            except GyreError:
+                log.exception("the session of execution %s is lost", session.execution_id)
+                session.lost()
+        log.info("took over %d sessions", len(waiting))
 
     def _new_session(self, spec: SessionSpec) -> Session:
         profile = self._load_profile(spec.harness)

@@ -66,9 +66,10 @@ async def main(config: ProxyConfig, context: WorkerContext) -> None:
             )
             proxy = Proxy(services, registry, cache(load_profile), sockets, sessions)
             try:
-                if sessions is not None:
-                    await proxy.restore(store.records)
+                waiting = proxy.take_over() if sessions is not None else []
                 async with serving_rpc(proxy, ProxyControl, context):
+                    if waiting:
+                        await proxy.restore(waiting, store.records)
                     await asyncio.Event().wait()
             finally:
                 if sockets is not None:

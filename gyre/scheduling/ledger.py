@@ -95,11 +95,12 @@ class Ledger:
         self._running.add((group, member))
         return self.groups[group], member
 
-    def adopt(self, group: int, member: int) -> None:
-        """A queued execution runs already: it outlived the controller before."""
+    def adopt(self, group: int, member: int, *, terminated: bool) -> None:
+        """A queued execution runs already, or is being graded: it outlived the controller before."""
         self._queue.remove((group, member))
         self.p += 1
-        self._running.add((group, member))
+        self.f += terminated
+        (self._grading if terminated else self._running).add((group, member))
 
     def terminate(self, group: int, member: int, seconds: float = 0.0) -> None:
         """Counts the termination of a launched execution whose harness took `seconds`; its grade is awaited."""

@@ -68,7 +68,7 @@ def read_recording(events: Iterable[ev.Event]) -> Recording:
     steps = 0
     for event in events:
         match event:
-            case ev.RunStarted(resumed_from=int()):
+            case ev.RunStarted(resumed_from=int()) | ev.RunWentBack():
                 raise ConfigError("This run was resumed; only a run in one piece can be replayed.")
             case ev.GroupDispatched():
                 queries[event.group] = event.query

@@ -18,6 +18,7 @@ from gyre.core.events import (
     Event,
     ExecutionClosed,
     ExecutionStarted,
+    ExecutionTerminated,
     GroupDispatched,
     GroupReady,
     LogprobGapGrew,
@@ -86,22 +87,24 @@ class SurvivingLine:
         """Groups that are ready and not consumed."""
         self.consumed: dict[int, int] = {}
         """Group → the step that consumed it."""
-        self.running: dict[str, int] = {}
-        """Execution → its group, for those that were started, did not close, and may live on."""
+        self.open: dict[str, bool] = {}
+        """Executions that were started, did not close, and may live on: whether their harness has ended."""
 
     def read(self, event: Event) -> None:
         match event:
             case RunStarted():
                 if not event.outlived:
-                    self.running.clear()
+                    self.open.clear()
                 if event.resumed_from is not None:
                     self.go_back(event.resumed_from)
             case RunWentBack():
                 self.go_back(event.version)
             case ExecutionStarted():
-                self.running[event.execution_id] = event.group
+                self.open[event.execution_id] = False
+            case ExecutionTerminated():
+                self.open[event.execution_id] = True
             case ExecutionClosed():
-                self.running.pop(event.execution_id, None)
+                self.open.pop(event.execution_id, None)
             case GroupDispatched():
                 self.dispatched[event.group] = event
             case GroupReady():

@@ -124,6 +124,7 @@ def test_a_model_that_cannot_be_trained_is_refused(
         (['devices.ids=["",""]'], settings.check, "has an empty name"),
         (["rollout.proxy_workers=10000"], machine.check_memory, r"rollout\.proxy_workers: 10000\) need more than"),
         (["scheduler.cells=100000"], machine.check_memory, "need more than"),
+        ([f"trainer.parallel.data={8 * (os.cpu_count() or 1)}"], machine.check_memory, "trainers"),
         (["trainer.threads=1000"], machine.check_memory, r"trainer\.threads = 1000 is far more than"),
         (["engine.kv_blocks=1000000000000"], machine.check_memory, r"engine\.kv_blocks = 1000000000000 takes"),
     ],
@@ -202,3 +203,10 @@ def test_every_check_runs_whatever_the_others_found() -> None:
     assert all(finding.problem.startswith("here: ") for finding in found if not finding.ok)
     with pytest.raises(ConfigError, match=r"^here: policy\.model"):
         preflight(config, "here")
+
+
+def test_an_interpreter_without_the_training_stack_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.check_training_stack(subject())
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(ConfigError, match=r"training needs torch, .* pip install 'gyre-rl\[train\]'"):
+        machine.check_training_stack(subject())

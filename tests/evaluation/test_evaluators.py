@@ -250,6 +250,7 @@ async def test_the_same_work_is_judged_once_also_by_a_later_runner(work: Preserv
     for changed in ({"digest": "d2"}, {"digest": UNREAD}, {"digest": UNREAD}):
         await later.assess(msgspec.structs.replace(work, **changed), task, LIMITS, tmp_path / "log")
     assert len(endpoint.requests) == 4
+    assert len(list((tmp_path / "judge").glob("*.json"))) == 2, "a verdict over unread work is nobody's later"
     await endpoint.judge(tmp_path / "judge", rubric="Another.").assess(work, task, LIMITS, tmp_path / "log")
     assert len(endpoint.requests) == 5
 

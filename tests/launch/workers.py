@@ -18,6 +18,7 @@ from gyre.rpc import serve
 class EchoConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     greeting: str
     broken: bool = False
+    killed: bool = False
     refused: str = ""
     deaf: bool = False
     stubborn: bool = False
@@ -57,6 +58,8 @@ class EchoService:
 
 
 async def main(config: EchoConfig, context: WorkerContext) -> None:
+    if config.killed:
+        os.kill(os.getpid(), signal.SIGKILL)
     if config.broken:
         raise RuntimeError("broken on purpose")
     if config.refused:

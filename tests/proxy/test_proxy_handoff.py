@@ -241,8 +241,14 @@ async def test_a_leg_that_had_to_be_cut_is_not_asked_for_kv(make_world: Callable
     async def deaf(request_id: str) -> None: ...
 
     source.abort = deaf  # type: ignore[method-assign]
-    source.on_export = hang
+    asked: list[None] = []
+
+    async def export() -> None:
+        asked.append(None)
+
+    source.on_export = export
     (running,) = await world.start()
     report = await world.leave(1)
     assert (report.rerouted, report.with_kv) == (1, 0)
     world.check(await running, cached=0)
+    assert asked == []

@@ -245,3 +245,50 @@ def test_the_bound_on_an_answer_is_at_least_one(dialect: str) -> None:
     for wrong in (0, -1):
         with pytest.raises(CallError, match="at least 1"):
             read(dialect, {**body, BOUNDS[dialect]: wrong})
+
+
+def test_a_responses_request_is_as_long_as_all_that_it_says() -> None:
+    """Instructions, items and tools: what cannot fit is refused by it without being rendered."""
+    tools = [{"type": "function", "name": "f", "description": "d" * 1000}]
+    base = read("responses", {"input": "x"}).size
+    assert read("responses", {"input": "x" * 501}).size == base + 500
+    assert read("responses", {"input": "x", "instructions": "i" * 500}).size == base + 500
+    assert read("responses", {"input": "x", "tools": tools}).size > base + 1000
+    items = [{"role": "user", "content": "y" * 400}, {"role": "user", "content": "z" * 400}]
+    assert read("responses", {"input": items}).size > 800
+
+
+async def test_a_custom_tool_s_call_without_a_text_input_is_sent_as_it_was_written(proxy_tokenizer: Any) -> None:
+    tools = [{"type": "custom", "name": "patch"}]
+    for said, sent in (('{"input": "+x"}', "+x"), ('{"input": 7}', '{"input":7}'), ('{"other": "x"}', '{"other":"x"}')):
+        async with (
+            running_app(proxy_tokenizer, lambda _, said=said: tool_call("patch", said)) as app,
+            plain_client(timeout=20) as client,
+        ):
+            body = {"model": "m", "input": "go", "tools": tools}
+            got = await client.post(app.url + "/v1/responses", json=body, headers=app.headers)
+            (item,) = got.json()["output"]
+            assert (item["type"], item["input"]) == ("custom_tool_call", sent)
+            assert "arguments" not in item
+
+
+async def test_a_responses_stream_that_fails_says_so_in_its_own_form(proxy_tokenizer: Any) -> None:
+    async with running_app(proxy_tokenizer, lambda _: "a long answer", hold_s=0.05) as app:
+        reached = False
+
+        async def step(done: int) -> None:
+            nonlocal reached
+            if done >= 5:
+                reached = True
+                app.router.set_routes([])
+                await app.engines[0].abort("")
+
+        app.engines[0].step = step
+        async with plain_client(timeout=20) as client:
+            body = {"model": "m", "input": "go", "stream": True}
+            got = await client.post(app.url + "/v1/responses", json=body, headers=app.headers)
+        assert reached
+        last = json.loads(got.text.rstrip().rsplit("data: ", 1)[1])
+        assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+        assert last["response"]["error"]["code"] == "server_is_overloaded"
+        assert "No engine admitted" in last["response"]["error"]["message"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from proxy_app import App, MemorySink, plain_client, running_app
 from proxy_fakes import tool_call, until
@@ -55,15 +56,15 @@ async def worker(tokenizer: Any, log: SessionLog, before: App | None = None, **s
         else:
             records = [*before.sink.records]
             app.sink.records += records
-            await app.proxy.restore(lambda execution_id: [r for r in records if r.execution_id == execution_id])
+            await app.proxy.restore(
+                app.proxy.take_over(), lambda execution_id: [r for r in records if r.execution_id == execution_id]
+            )
             app.access = before.access
         await app.proxy.set_routes([app.route(cell) for cell in app.engines])
         yield app
 
 
 def _with_sink(app: App) -> Any:
-    import msgspec
-
     return msgspec.structs.replace(app.proxy._services, sink=app.sink)
 
 
@@ -241,6 +242,24 @@ async def test_a_call_that_was_logged_and_not_recorded_counts_for_nothing(proxy_
             assert two.session("g0-0").tree.digest() == digest
             agent.messages = agent.messages[:3]
             await agent.turn(two)
+
+
+async def test_a_session_whose_records_are_damaged_is_lost_alone(proxy_tokenizer: Any, tmp_path: Path) -> None:
+    log = SessionLog(tmp_path / "log")
+    async with worker(proxy_tokenizer, log) as one:
+        await Agent("think").turn(one)
+        broken = one.access
+        one.access = healthy = await one.proxy.open_session(SessionSpec(execution_id="g0-1", harness="fake"))
+        agent = Agent("think")
+        await agent.turn(one)
+        await agent.turn(one)
+        one.sink.records[:] = [msgspec.structs.replace(one.sink.records[0], prefix_len=7), *one.sink.records[1:]]
+        async with worker(proxy_tokenizer, SessionLog(tmp_path / "log"), one) as two:
+            two.access = healthy
+            await agent.turn(two)
+            two.access = broken
+            assert (await post(two, Agent("think").body)).status_code == 410
+            assert (await two.proxy.close_session("g0-0")).calls == 0
 
 
 def test_only_the_owner_reads_the_log_which_holds_keys(tmp_path: Path) -> None:

@@ -364,3 +364,79 @@ async def test_T15_calls_move_between_engine_processes(make_world: Callable[...,
     world.check(await running)
     await router.close()
     await servers[1].stop()
+
+
+async def test_an_ended_execution_frees_its_place(make_world: Callable[..., World]) -> None:
+    """Balance and memory: the next executions go where the ended one was, and nothing is kept of it."""
+    world = make_world([0, 1])
+    world.router.set_routes([route(0), route(1)])
+    ended = [f"e{i}" for i in range(8)]
+    for execution in ended:
+        await world.call(execution)
+    at_zero = {request.request_id.split("/")[0] for request in world.engines[0].requests}
+    assert len(at_zero) == 4
+    for execution in at_zero:
+        world.router.forget(execution)
+    for engine in world.engines.values():
+        engine.requests.clear()
+    for i in range(4):
+        await world.call(f"new{i}")
+    assert (len(world.engines[0].requests), len(world.engines[1].requests)) == (4, 0)
+    for execution in [*ended, *(f"new{i}" for i in range(4))]:
+        world.router.forget(execution)
+    assert not world.router._home
+
+
+async def test_an_abort_that_came_before_the_engine_knew_the_call_is_repeated(make_world: Callable[..., World]) -> None:
+    world = make_world([0, 1], RouterLimits(hold_s=5.0, stall_s=5.0, drain_s=30.0, retry_s=0.02))
+    world.router.set_routes([route(0)])
+    engine = world.engines[0]
+    aborts: list[str] = []
+    abort, begun, entered = engine.abort, asyncio.Event(), asyncio.Event()
+
+    async def watched(request_id: str) -> None:
+        aborts.append(request_id)
+        if len(aborts) > 1:
+            await abort(request_id)
+        begun.set()
+
+    async def step(done: int) -> None:
+        entered.set()
+        await begun.wait()
+
+    engine.abort, engine.step = watched, step  # type: ignore[method-assign]
+    running = asyncio.create_task(world.call())
+    await entered.wait()
+    world.router.set_routes([route(1)])
+    # Without the second abort the drain would wait until it cuts the call.
+    report = await world.router.drain(0)
+    assert (report.calls_in_flight, report.rerouted, report.failed) == (1, 1, 0)
+    assert len(aborts) == 2
+    world.check(await running)
+
+
+async def test_closing_the_router_closes_every_engine_s_connection(proxy_tokenizer: Any) -> None:
+    closed: list[str] = []
+
+    class WatchedLink(Link):
+        def __init__(self, address: str, engine: ScriptedEngine) -> None:
+            super().__init__(engine)
+            self._address = address
+
+        async def close(self) -> None:
+            closed.append(self._address)
+
+    world = World(proxy_tokenizer, [0, 1])
+    world.router._connect = lambda address: WatchedLink(address, world.engines[int(address[4:])])
+    for cell in (0, 1):
+        world.router.set_routes([route(cell)])
+        await world.call(f"e{cell}")
+    await world.router.close()
+    assert sorted(closed) == ["mem:0", "mem:1"]
+
+
+def test_capacity_zero_is_no_division_and_the_last_choice() -> None:
+    assert place([route(0, capacity=0), route(1, capacity=1)], {0: 1, 1: 0}, "e").cell == 1
+    assert place([route(0, capacity=0)], {}, "e").cell == 0
+    # A share of an engine that is smaller than one execution weighs as one.
+    assert place([route(0, capacity=0), route(1, capacity=1)], {0: 1, 1: 2}, "e").cell == 0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gyre.control.base import Ticket
 from gyre.control.live.lasting import LastingRunner
-from gyre.core.errors import GyreError
-from gyre.core.records import CallFacts, Outcome, Validity
+from gyre.core.errors import GyreError, SessionClosed
+from gyre.core.records import CallFacts, Outcome, SessionAccess, Validity
 from gyre.proxy.base import ProxyControl, SessionSpec
 from gyre.runner.base import Budgets, ExecutionSpec
 
@@ -56,7 +56,11 @@ class LiveExecutions:
 
     async def _launched(self, ticket: Ticket, terminated: Callable[[], None]) -> Outcome:
         execution_id = ticket.execution_id
-        access = await self._proxy.open_session(SessionSpec(execution_id=execution_id, harness=self._harness))
+        try:
+            access = await self._proxy.open_session(SessionSpec(execution_id=execution_id, harness=self._harness))
+        except SessionClosed:
+            # Its harness ended under an earlier controller: the runner, and the shim behind it, know how.
+            access = SessionAccess(path="", api_key="")
         spec = ExecutionSpec(
             execution_id=execution_id,
             task=str(self._tasks[ticket.query]),

@@ -219,6 +219,11 @@ class Session:
         """From now on requests wait, until `restore`."""
         self._ready.clear()
 
+    def lost(self) -> None:
+        """It could not be restored."""
+        self.closed = True
+        self._ready.set()
+
     async def ready(self) -> None:
         await self._ready.wait()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from gyre.training.megatron.nodes import TreeStretch
 
@@ -28,9 +28,10 @@ def attend_flex(
     if sinks is None:
         out: torch.Tensor = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True)
         return out
-    out, lse = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True, return_lse=True)
+    aux = AuxRequest(lse=True)
+    out, told = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=True, return_aux=aux)
     # A sink takes its share of every query's softmax.
-    return out * torch.sigmoid(lse - sinks.float()[None, :, None])[..., None].to(out.dtype)
+    return out * torch.sigmoid(told.lse - sinks.float()[None, :, None])[..., None].to(out.dtype)
 
 
 def tree_mask(

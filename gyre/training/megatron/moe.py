@@ -117,15 +117,20 @@ class GroupedExperts(torch.nn.Module):
             gate_N, up_N = _products(input_N, self.gate_up.mT, ends).chunk(2, dim=-1)
             output_N = _products(silu(gate_N) * up_N, self.down.mT, ends)
         else:
-            inner_N = _products(input_N, self.gate_up, ends) + self.gate_up_bias.repeat_interleave(counts, 0)
+            inner_N = _products(input_N, self.gate_up, ends) + _spread(self.gate_up_bias, counts)
             output_N = _products(_clamped(inner_N, *self.clamped), self.down, ends)
-            output_N = output_N + self.down_bias.repeat_interleave(counts, 0)
+            output_N = output_N + _spread(self.down_bias, counts)
         return (output_N * probs_N[:, None]).to(input_N.dtype), None
 
 
 def _products(inputs_N: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """inputs [N, in] times each pair's expert of weights [experts, in, out]."""
     return grouped_mm(inputs_N.to(weights.dtype), weights, offs=ends)
+
+
+def _spread(bias: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """[experts, width] → [N, width]. In fp32 on the way, in which the gradients of an expert's tokens are added up."""
+    return bias.float().repeat_interleave(counts, 0).to(bias.dtype)
 
 
 def _clamped(gate_up_N: torch.Tensor, gain: float, limit: float) -> torch.Tensor:
