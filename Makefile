@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint unit sglang fuzz harnesses patience chaos clean
+.PHONY: help setup demo test lint unit sglang fuzz mutants harnesses patience chaos clean
 
 help:
 	@echo "make demo    set up and train a small real policy through a real harness, elastic cells on the CPU"
@@ -14,6 +14,7 @@ help:
 	@echo "make chaos   kills random processes of a real run for some minutes (ARGS='--kills 50 --seed 1')"
 	@echo "make sglang  set up SGLang for the CPU and run the engine contract against it"
 	@echo "make fuzz    14,000 hostile bodies at the proxy"
+	@echo "make mutants single changes to the code, and whether the unit tests notice them (an hour)"
 
 setup:
 	@PYTHON=$(PYTHON) scripts/setup.sh
@@ -56,6 +57,10 @@ chaos: setup
 
 fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/proxy/test_proxy_fuzz.py --hypothesis-profile=nightly
+
+# Arguments: make mutants ARGS="--rooms control --count 40 --seed 3"
+mutants: setup
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants.py $(ARGS)
 
 clean:
 	rm -rf .venv .cache

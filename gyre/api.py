@@ -18,7 +18,6 @@ from typing import Any, Self
 
 from gyre.control.live.config import RunConfig
 from gyre.control.live.preflight import Finding, findings, preflight
-from gyre.control.live.run import Run as LiveRun
 from gyre.control.state import ControlView
 from gyre.core import config as configs
 from gyre.core.events import Event
@@ -79,6 +78,9 @@ class Training:
 
     async def run(self, on_view: OnView = lambda _: None) -> None:
         """Trains to the end. Cancel it to interrupt: executions end first, then every process. Raises GyreError."""
+        # Needs torch, which reading a run or checking a configuration does without.
+        from gyre.control.live.run import Run as LiveRun
+
         raise_open_files()
         await LiveRun(self.config, self.run_dir, on_view).train(self.checkpoint)
 

@@ -56,9 +56,9 @@ QWEN_TAGS = TagMarkup(
     _HERMES,
     block_open="<tool_call>",
     block_close="</tool_call>",
-    call_open=r"<function=([^>\n]+)>",
+    call_open=r"<function=([^<>\n]+)>",
     call_close="</function>",
-    value_open=r"<parameter=([^>\n]+)>",
+    value_open=r"<parameter=([^<>\n]+)>",
     value_close="</parameter>",
     own_lines=True,
 )
@@ -75,9 +75,9 @@ MINIMAX_TAGS = TagMarkup(
     ("<minimax:tool_call>", "</minimax:tool_call>"),
     block_open="<minimax:tool_call>",
     block_close="</minimax:tool_call>",
-    call_open=r'<invoke name="([^"\n]+)">',
+    call_open=r'<invoke name="([^"<\n]+)">',
     call_close="</invoke>",
-    value_open=r'<parameter name="([^"\n]+)">',
+    value_open=r'<parameter name="([^"<\n]+)">',
     value_close="</parameter>",
 )
 _DSML = "(?:tool_calls|toolcalls|tool)>"
@@ -86,9 +86,9 @@ DSML_TAGS = TagMarkup(
     # A policy may leave out the tags around its calls.
     block_open=rf"(?:<｜DSML｜{_DSML}|(?=<｜DSML｜invoke\b))",
     block_close=rf"(?:</｜DSML｜{_DSML}|\Z)",
-    call_open=r'<｜DSML｜invoke name="([^"\n]+)">',
+    call_open=r'<｜DSML｜invoke name="([^"<\n]+)">',
     call_close="</｜DSML｜invoke>",
-    value_open=r'<｜DSML｜parameter name="([^"\n]+)" string="(true|false)">',
+    value_open=r'<｜DSML｜parameter name="([^"<\n]+)" string="(true|false)">',
     value_close="</｜DSML｜parameter>",
 )
 HERMES_JSON = JsonMarkup(_HERMES, before=r"<tool_call>\s*", after=r"\s*</tool_call>", payload="call")

@@ -13,6 +13,9 @@ from gyre import __version__
 from gyre.core.errors import ConfigError, GyreError
 from gyre.core.output import write_output
 
+TRAINING_STACK = ("torch", "megatron")
+"""What trainers and local engines need, and all else does without."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
@@ -35,6 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except GyreError as error:
         print(f"gyre: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in TRAINING_STACK:
+            raise
+        print(
+            f"gyre: this needs {error.name}, which is not installed: pip install 'gyre-rl[train]', "
+            "or `make setup` in a checkout",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         return 130

@@ -4,11 +4,14 @@ Shape suffix `_U`: targets of *one execution*, in any fixed order over all its r
 it takes any subset. Nothing here knows rows: the result depends on the target set alone.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import torch
 from msgspec import Meta
+
+if TYPE_CHECKING:
+    # Configurations are read where nothing trains, and torch is not installed.
+    import torch
 
 
 class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,12 +27,12 @@ class ObjectiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Upper bound of a token's loss ℓ_u."""
 
 
-def log_ratios(logprobs_U: torch.Tensor, behaviour_U: torch.Tensor) -> torch.Tensor:
+def log_ratios(logprobs_U: "torch.Tensor", behaviour_U: "torch.Tensor") -> "torch.Tensor":
     """log ρ_u = log π_θ − log p^roll per target, [U], fp64, no gradient. Takes any subset of targets."""
     return logprobs_U.detach().double() - behaviour_U.double()
 
 
-def sequence_ratio(log_ratios_U: torch.Tensor) -> float:
+def sequence_ratio(log_ratios_U: "torch.Tensor") -> float:
     """s_i, the geometric mean of ρ over *all* targets of an execution, U = L_i ≥ 1."""
     return float(log_ratios_U.mean().exp())
 
@@ -45,8 +48,8 @@ def keeps_gradient(ratio: float, advantage: float, config: ObjectiveConfig) -> b
 
 
 def token_losses(
-    logprobs_U: torch.Tensor, behaviour_U: torch.Tensor, advantage: float, keeps: bool, config: ObjectiveConfig
-) -> torch.Tensor:
+    logprobs_U: "torch.Tensor", behaviour_U: "torch.Tensor", advantage: float, keeps: bool, config: ObjectiveConfig
+) -> "torch.Tensor":
     """ℓ_u = min{loss_cap, −m_i · sg(min{ρ_u, ratio_cap}) · Â_i · log π_θ}, [U], in the dtype of `logprobs_U`.
 
     Takes any subset of an execution's targets. The gradient flows through `logprobs_U` only, and not at all where the

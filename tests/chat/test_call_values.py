@@ -96,18 +96,18 @@ def test_code_reaches_the_harness_as_it_was_written(name, kind, values, cuts):
 def test_a_value_may_hold_closing_tags(name, kind, values):
     ids = written(name, kind, [values], (EDIT,))
     turn = read(name, kind, ids, (EDIT,))
-    assert [call.arguments for call in turn.good_calls] in ([values], [])
-    assert turn.good_calls or turn.flags
-    if not any(_ends_itself(name, value) for value in values.values()):
-        assert turn.good_calls
+    if any(_ends_itself(name, value) for value in values.values()):
+        return
+    read_as = [call.arguments for call in turn.good_calls]
+    # The beginning of an opening tag and what follows it may be one.
+    opens = any("<parameter=" in value for value in values.values())
+    assert read_as == [values] or (opens and read_as == [] and turn.flags)
 
 
 def _ends_itself(name: str, value: str) -> bool:
-    """Whether a value spells the tag that ends it and then, but for blanks, another closing tag."""
+    """Whether a value spells the tag that ends it and then, but for blanks, another tag."""
     markup = FAMILIES[name].markup
-    if not isinstance(markup, TagMarkup):
-        return False
-    return bool(re.search(rf"{markup.value_close}\s*</", value))
+    return isinstance(markup, TagMarkup) and bool(re.search(rf"{markup.value_close}\s*<", value))
 
 
 @pytest.mark.parametrize(("name", "kind"), TAGGED)
@@ -117,12 +117,21 @@ def test_a_call_that_cannot_be_told_apart_is_flagged(name, kind, values):
     """Any tags in any order. Only a value that spells its own end and, right after it, the next value is read as two:
     that is the markup's own meaning."""
     turn = read(name, kind, written(name, kind, [values], (EDIT,)), (EDIT,))
-    markup = FAMILIES[name].markup
-    if any(re.search(rf"{markup.value_close}\s*<", value) for value in values.values()):
+    if any(_ends_itself(name, value) for value in values.values()):
         return
     given_to_the_harness = [call.arguments for call in turn.good_calls]
     assert given_to_the_harness == [values] or turn.flags == ["unparsed_tool_call"]
     assert given_to_the_harness in ([values], [])
+
+
+@pytest.mark.parametrize("name", ["qwen35", "minimax_m2", "deepseek_v4"])
+def test_a_tag_is_no_name(name):
+    """`<parameter=` before a closing tag opens nothing."""
+    broken = {"qwen35": "<parameter=", "minimax_m2": '<parameter name="', "deepseek_v4": '<｜DSML｜parameter name="'}
+    close = FAMILIES[name].markup.value_close
+    values = {"old": "", "new": f"{close}{broken[name]}{close}"}
+    turn = read(name, "synthetic", written(name, "synthetic", [values], (EDIT,)), (EDIT,))
+    assert [call.arguments for call in turn.good_calls] == [values]
 
 
 @pytest.mark.parametrize(("name", "kind"), TAGGED)

@@ -82,3 +82,14 @@ def test_findings_are_json_on_the_standard_output(capsys: pytest.CaptureFixture[
 
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+
+
+@pytest.mark.parametrize("command", [["plan", "--seconds", "1"], ["check"]])
+def test_commands_that_train_nothing_need_no_torch(command: list[str]) -> None:
+    program = (
+        "import sys; sys.modules.update({'torch': None, 'megatron': None}); from gyre.cli.main import main; "
+        f"sys.exit(main([{command[0]!r}, 'examples/quickstart.toml', *{command[1:]!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 2)

@@ -203,3 +203,10 @@ def test_every_check_runs_whatever_the_others_found() -> None:
     assert all(finding.problem.startswith("here: ") for finding in found if not finding.ok)
     with pytest.raises(ConfigError, match=r"^here: policy\.model"):
         preflight(config, "here")
+
+
+def test_an_interpreter_without_the_training_stack_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.check_training_stack(subject())
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(ConfigError, match=r"training needs torch, .* pip install 'gyre-rl\[train\]'"):
+        machine.check_training_stack(subject())

@@ -43,8 +43,7 @@ async def test_tool_loop_in_a_sandbox(proxy_tokenizer: Any, tmp_path: Path, unix
         try:
             await sandbox.start()
             for path, text in launch.files.items():
-                (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
-                (spec.home / path).write_text(text)
+                await sandbox.write(f"{HOME}/{path}", text)
             (tmp_path / "prompt").write_text(launch.stdin)
             result = await sandbox.exec(
                 launch.argv,

@@ -50,8 +50,7 @@ async def test_a_killed_worker_costs_no_execution(proxy_tokenizer: Any, tmp_path
         try:
             await sandbox.start()
             for path, text in launch.files.items():
-                (spec.home / path).parent.mkdir(parents=True, exist_ok=True)
-                (spec.home / path).write_text(text)
+                await sandbox.write(f"{HOME}/{path}", text)
             (tmp_path / "prompt").write_text(launch.stdin)
             running = asyncio.create_task(
                 sandbox.exec(

@@ -71,7 +71,9 @@ def packs_of_rows(seed: int) -> list[list[Row]]:
 
 def evaluate(layout: ParallelConfig, model: Path) -> dict[str, Any]:
     """Replicas share out the packs; what they computed comes together in the gradient."""
-    replica = Replica(str(model), TrainerSection(parallel=layout))
+    # Where layers are computed again, all ranks must exchange what they exchanged before.
+    activations = "recompute" if layout.expert > 1 else "keep"
+    replica = Replica(str(model), TrainerSection(parallel=layout, activations=activations))
     replica.scatter(Files(str(model)))
     replica.zero_gradients()
     stage = Stage(parallel.pipeline_group(), replica.model.config.hidden_size, torch.float32, replica.model.device)

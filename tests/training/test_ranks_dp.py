@@ -34,7 +34,7 @@ LAYOUTS = [
     ("qwen3-moe-mixed-4-layers sharded", ParallelConfig(tensor=2, context=2, expert=2)),
     ("qwen3-4-layers-tied sharded", ParallelConfig(data=2, pipeline=2)),
 ]
-SMOOTH = OptimizerConfig(learning_rate=1e-3, epsilon=1e-6)
+SMOOTH = OptimizerConfig(learning_rate=1e-3, epsilon=1e-5)
 """With the paper's ε an element whose gradient is rounding noise moves by a whole learning rate either way."""
 OFTEN_CLIP = ObjectiveConfig(clip_low=0.9999, clip_high=1.0001)
 

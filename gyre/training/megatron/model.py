@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch.autograd.graph import save_on_cpu
 from torch.nn.functional import silu
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import AutoConfig, DeepseekV3Config
 
 from gyre.core.errors import ConfigError
@@ -199,7 +199,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         if self._activations == "keep" or not torch.is_grad_enabled():
             return self._run(layer, hidden, inputs)
         where = save_on_cpu(pin_memory=True) if self._activations == "offload" and hidden.is_cuda else nullcontext()
-        with where:
+        # To its end, also where nothing more is needed: every rank of a layer must take part in all of its exchanges.
+        with where, set_checkpoint_early_stop(False):
             # No layer draws random numbers.
             output: torch.Tensor = checkpoint(
                 self._run, layer, hidden, inputs, use_reentrant=False, preserve_rng_state=False

@@ -27,6 +27,8 @@ def initialize(layout: ParallelConfig, rank: int, name: str, store: Store, timeo
         )
     # Without this gloo listens on whatever interface the host name resolves to, if it does.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Megatron wants one queue of kernels, in which products and the exchanges that run beside them keep their order.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if dist.is_initialized():
         raise InvariantViolation("a process holds one training rank: its process groups are already set up")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

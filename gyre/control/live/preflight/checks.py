@@ -51,6 +51,7 @@ CHECKS: Sequence[Check] = (
     Check("tokenizer", model.check_tokenizer),
     Check("tasks", _tasks),
     Check("harness", _harness),
+    Check("training stack", machine.check_training_stack),
     Check("engine", machine.check_engine),
     Check("devices", machine.check_devices),
     Check("memory", machine.check_memory),

@@ -6,6 +6,8 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
+from importlib.util import find_spec
 
 import psutil
 
@@ -41,6 +43,22 @@ def check_sandboxes(subject: Subject) -> None:
     limits = check_limits(section)
     if not limits.ok:
         log.warning("%s: %s; %s", limits.name, limits.found, limits.advice)
+
+
+def check_training_stack(subject: Subject) -> None:
+    """Whether trainers, and local engines, could start with the packages of this interpreter."""
+    if not subject.here:
+        return
+    for package, name in (("torch", "torch"), ("megatron.core", "megatron-core")):
+        try:
+            found = find_spec(package)
+        except ModuleNotFoundError:  # of the parent
+            found = None
+        if found is None:
+            raise ConfigError(
+                f"training needs {name}, which {sys.executable} does not have: pip install 'gyre-rl[train]', "
+                "or `make setup` in a checkout"
+            )
 
 
 def check_engine(subject: Subject) -> None:
