@@ -35,6 +35,12 @@ class LauncherThatNotes:
     def scratch(self, place: str) -> Path:
         return Path("/nowhere", place)
 
+    def found(self, name: str) -> list["Idle"]:
+        return []
+
+    def next_number(self, name: str) -> int:
+        return 0
+
     async def start(self, spec: ProcessSpec) -> "Idle":
         self.seen[spec.name] = (spec.bundle, spec.devices)
         return Idle(spec)
