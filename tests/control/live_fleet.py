@@ -91,7 +91,7 @@ async def running(config: RunConfig, root: Path) -> AsyncIterator[tuple[Fleet, L
     async with open_launcher(config, run_dir) as launcher:
         rendezvous = StoreServer(launcher.host)
         fleet = Fleet(launcher, config, run_dir, rendezvous.address, ListJournal())
-        fleet.proxy = ProxyThatRecords()  # type: ignore[assignment]
+        fleet.services.proxy = ProxyThatRecords()  # type: ignore[assignment]
         try:
             await fleet.start_cells()
             cells = LiveCells(fleet, run_dir, config, VOCABULARY)

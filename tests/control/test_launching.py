@@ -93,6 +93,9 @@ class _SecondRankFails:
     def scratch(self, place: str) -> Path:
         return Path(place)
 
+    def next_number(self, _: str) -> int:
+        return 0
+
     async def start(self, spec: ProcessSpec) -> Process:
         if spec.name.endswith("-rank1"):
             await self.first_is_there.wait()

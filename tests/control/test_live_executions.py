@@ -9,7 +9,7 @@ import pytest
 
 from gyre.control.base import Ticket
 from gyre.control.live.executions import LiveExecutions
-from gyre.core.errors import GyreError
+from gyre.core.errors import GyreError, SessionClosed
 from gyre.core.records import CallFacts, Outcome, SessionAccess, Validity
 from gyre.proxy.base import SessionSummary
 from gyre.runner.base import Budgets, ExecutionSpec
@@ -94,3 +94,12 @@ async def test_a_task_whose_grader_is_broken_is_not_launched_again() -> None:
     assert live._proxy.open_session.await_count == 1  # type: ignore[attr-defined]
     with pytest.raises(GyreError, match="did no work at all, g0-0 because not launched: it lacks pytest"):
         await live.run(TICKET, lambda: None)
+
+
+async def test_an_execution_that_outlived_its_controller_after_its_end_is_only_asked_for_its_outcome() -> None:
+    """Its session is closed, and none opens under its name again."""
+    live = executions(Validity.VALID)
+    live._proxy.open_session.side_effect = SessionClosed("execution g0-0 has ended")  # type: ignore[attr-defined]
+    outcome = await live.run(TICKET, lambda: None)
+    assert outcome.validity is Validity.VALID
+    live._proxy.close_session.assert_awaited_with("g0-0")  # type: ignore[attr-defined]

@@ -48,8 +48,8 @@ async def services(tmp_path: Path) -> AsyncIterator[tuple[Fleet, ListJournal, Pa
     journal = ListJournal()
     async with LocalLauncher(run_dir.logs) as launcher:
         fleet = Fleet(launcher, config, run_dir, "", journal)
-        await fleet.start_services()
-        keeping = asyncio.ensure_future(fleet.keep_services())
+        await fleet.services.start()
+        keeping = asyncio.ensure_future(fleet.services.keep())
         yield fleet, journal, run_dir.logs
         keeping.cancel()
         await asyncio.wait({keeping})
@@ -59,10 +59,10 @@ async def services(tmp_path: Path) -> AsyncIterator[tuple[Fleet, ListJournal, Pa
 @pytest.mark.parametrize("name", ["runner", "proxy-1", "shim"])
 async def test_who_does_not_answer_is_ended_and_who_answers_is_not(services, name: str) -> None:
     fleet, journal, logs = services
-    await fleet.end_silent(30.0)
+    await fleet.services.end_silent(30.0)
     assert not journal.events
     os.kill(writing_to(logs / f"{name}.log"), signal.SIGSTOP)
-    await fleet.end_silent(3.0)
+    await fleet.services.end_silent(3.0)
     async with asyncio.timeout(60):
         while not of(journal.events, ev.ProcessRestarted):  # noqa: ASYNC110 — the journal has no event to wait for
             await asyncio.sleep(0.05)
@@ -72,15 +72,16 @@ async def test_who_does_not_answer_is_ended_and_who_answers_is_not(services, nam
 
 async def test_a_call_reaches_the_process_that_comes_after_a_lost_one(services) -> None:
     fleet, journal, logs = services
-    await fleet.proxy.set_routes([EngineRoute(cell=0, address="unix:/none", capacity=4)])
+    await fleet.services.proxy.set_routes([EngineRoute(cell=0, address="unix:/none", capacity=4)])
     for worker in (0, 1):
         os.kill(writing_to(logs / f"proxy-{worker}.log"), signal.SIGKILL)
-    stats = await fleet.proxy.stats()
+    stats = await fleet.services.proxy.stats()
     assert stats.sessions == 0
     opened = await asyncio.gather(
-        *(fleet.proxy.open_session(SessionSpec(execution_id=f"g{i}-0", harness="codex")) for i in range(4))
+        *(fleet.services.proxy.open_session(SessionSpec(execution_id=f"g{i}-0", harness="codex")) for i in range(4))
     )
-    assert len({access.socket for access in opened}) == 2, "both workers have their sockets again"
+    workers = {Path(access.socket).parts[-3] for access in opened}
+    assert workers == {"proxy-0.http", "proxy-1.http"}, "both workers have their sockets again"
     assert {event.name for event in of(journal.events, ev.ProcessLost)} == {"proxy-0", "proxy-1"}
     assert {event.name for event in of(journal.events, ev.ProcessRestarted)} == {"proxy-0", "proxy-1"}
 
@@ -88,5 +89,5 @@ async def test_a_call_reaches_the_process_that_comes_after_a_lost_one(services) 
 async def test_an_error_of_the_process_itself_is_raised(services) -> None:
     fleet, journal, _ = services
     with pytest.raises(GyreError, match="no session"):
-        await fleet.proxy.close_session("g0-0")
+        await fleet.services.proxy.close_session("g0-0")
     assert not journal.events

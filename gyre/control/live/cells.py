@@ -85,11 +85,11 @@ class LiveCells:
 
     async def set_admitting(self, cells: Sequence[int]) -> None:
         routes = [self._fleet.route(cell) for cell in cells]
-        await self._fleet.proxy.set_routes([route for route in routes if route is not None])
+        await self._fleet.services.proxy.set_routes([route for route in routes if route is not None])
 
     async def leave_rollout(self, cell: int) -> DrainReport:
         async def leave(engine: Engine) -> DrainReport:
-            report = await self._fleet.proxy.drain(cell)
+            report = await self._fleet.services.proxy.drain(cell)
             await engine.pause(PauseMode.ABORT)
             await engine.release()
             return report

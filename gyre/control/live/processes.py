@@ -1,51 +1,33 @@
-"""Starts every process of a run through a `Launcher`, watches that they live, and starts workers anew.
+"""Starts the processes of a run's cells, watches that they live, and starts workers anew; beside them, its services.
 
-Services (proxy workers, a runner and its shim; `service` keeps them), and per cell an engine and a trainer, which has
-a process per rank; the pool's engines are numbered from K on and have no trainer. An engine whose weights are
-broadcast has a weight sender as its second process. A replaced worker has a new name (`engine-1.2` is the second
-replacement of engine-1), so its sockets and logs are its own.
+Per cell an engine and a trainer, which has a process per rank; the pool's engines are numbered from K on and have no
+trainer. An engine whose weights are broadcast has a weight sender as its second process. A replaced worker has a new
+name (`starter`), so its sockets and logs are its own.
 """
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from gyre.control.base import Journal, ProcessFailure, WorkerId, WorkerLost
 from gyre.control.live.config import RunConfig
-from gyre.control.live.lasting import LastingProxy, LastingRunner
 from gyre.control.live.launching import SENDERS, bundle_of
-from gyre.control.live.service import Service
-from gyre.control.setbacks import Setbacks
+from gyre.control.live.services import Services
+from gyre.control.live.starter import START_TIMEOUT_S, Starter, again
 from gyre.control.task_supervisor import together
-from gyre.core.clock import SystemClock
-from gyre.core.errors import GyreError, KilledWhileStarting
+from gyre.core.errors import GyreError
 from gyre.engines.base import Engine
-from gyre.launch.base import HERE, Launcher, Process, ProcessSpec, encode_config, parse_name
-from gyre.proxy.base import EngineRoute, ProxyControl
-from gyre.proxy.proxies import ProxyWorkers
+from gyre.launch.base import Launcher, Process, parse_name
+from gyre.proxy.base import EngineRoute
 from gyre.rpc import Connection, connect
-from gyre.runner.base import Runner, Shim
 from gyre.store import RunDir
 from gyre.training.base import Trainer
 
-T = TypeVar("T")
-
-SHIM, RUNNER = "shim", "runner"
-PROXY_ENTRY = "gyre.proxy.worker:main"
-RUNNER_ENTRY = "gyre.runner.worker:main"
-SHIM_ENTRY = "gyre.runner.shim:main"
 TRAINER_ENTRY = "gyre.training.worker:main"
 SENDER_ENTRY = "gyre.engines.sglang.sender:main"
-START_ATTEMPTS = 3
-START_TIMEOUT_S = 120.0
-"""Of every process but engines, whose kind says it."""
-
-# Several numerical processes share the cores of one machine: more than one thread each makes all of them slower.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,69 +44,19 @@ class Fleet:
     """The running processes of one run, as typed stubs."""
 
     def __init__(self, launcher: Launcher, config: RunConfig, run_dir: RunDir, store: str, journal: Journal) -> None:
+        self._starter = Starter(launcher)
         self._launcher = launcher
-        self._journal = journal
         self._config = config
-        self._run_dir = run_dir
         self._store = store
+        self.services = Services(self._starter, config, run_dir, journal)
         self._workers: dict[WorkerId, Started] = {}
-        self._numbers: dict[str, int] = {}
-        self._setbacks = Setbacks(config.recovery)
-        runner_config = config.runner_config(run_dir)
-        self._shim = self._service(SHIM, SHIM_ENTRY, lambda: runner_config, Shim)
-        self._runner = self._service(
-            RUNNER,
-            RUNNER_ENTRY,
-            lambda: msgspec.structs.replace(runner_config, shim=self._shim.address),
-            Runner,
-        )
-        self._proxies = [self._proxy_service(f"proxy-{worker}") for worker in range(config.rollout.proxy_workers)]
-        self._shim.restored = self._restart_runner
-        self._services = [*self._proxies, self._shim, self._runner]
-        self.proxy: ProxyControl = ProxyWorkers([LastingProxy(service) for service in self._proxies])
-        self.runner = LastingRunner(self._runner)
         self._connections: list[Connection[Any]] = []
         self.failures: asyncio.Queue[ProcessFailure] = asyncio.Queue()
         """Recovery whose processes ended by themselves, or that someone else gave up."""
 
-    @property
-    def takes_over(self) -> bool:
-        """Executions are held by what an earlier controller started."""
-        return any(self._launcher.found(name) for name in (SHIM, RUNNER))
-
     async def start(self) -> None:
         """Returns when all are ready. Raises GyreError naming the first one that is not."""
-        await together(self.start_services(), self.start_cells())
-
-    async def start_services(self) -> None:
-        """Proxy workers, the shim that holds sandboxes, and the runner; those that an earlier controller left are
-        taken over."""
-        await together(*(self._open(proxy) for proxy in self._proxies), self._start_runner())
-
-    async def _start_runner(self) -> None:
-        await self._open(self._shim)
-        await self._open(self._runner)
-
-    async def _open(self, service: Service) -> None:
-        found = self._launcher.found(service.name)
-        if found:
-            await service.adopt(found)
-            return
-        try:
-            await _again(service.open)
-        except GyreError:
-            # `keep` goes on trying.
-            if not self.takes_over:
-                raise
-
-    async def keep_services(self) -> None:
-        """Starts services again when they are lost; ends only by cancellation. Raises GyreError when that has no
-        prospect."""
-        await together(*(service.keep() for service in self._services))
-
-    async def end_silent(self, seconds: float) -> None:
-        """Ends every service that does not answer within `seconds`."""
-        await asyncio.gather(*(service.end_if_silent(seconds) for service in self._services))
+        await together(self.services.start(), self.start_cells())
 
     async def start_cells(self) -> None:
         """All engines and trainers. Cells that never serve (policy async) have no engine."""
@@ -143,7 +75,7 @@ class Fleet:
         try:
             await opening
         except GyreError as error:
-            if not self.takes_over:
+            if not self.services.take_over:
                 raise
             self.failures.put_nowait(ProcessFailure(worker=worker, detail=str(error)))
 
@@ -190,17 +122,11 @@ class Fleet:
         """Raises GyreError when one of its processes is not ready in time."""
 
         async def start() -> list[Process]:
-            name, number = self._new_name(str(worker))
+            name, number = self._starter.new_name(str(worker))
             started = self._start_engine if worker.part == "engine" else self._start_trainer
             return await started(worker.cell, name, number)
 
-        self._run(worker, Engine if worker.part == "engine" else Trainer, await _again(start))
-
-    def _new_name(self, name: str) -> tuple[str, int]:
-        """The name of the next process for `name`, and its number."""
-        number = self._numbers.setdefault(name, self._launcher.next_number(name))
-        self._numbers[name] += 1
-        return f"{name}.{number}" if number else name, number
+        self._run(worker, Engine if worker.part == "engine" else Trainer, await again(start))
 
     def _run(self, worker: WorkerId, protocol: type[Any], processes: list[Process]) -> None:
         connection = connect(protocol, processes[0].address, self._launcher.secret)
@@ -213,12 +139,12 @@ class Fleet:
         devices, start_timeout_s = range(section.gpus), section.start_timeout_s
         sender_config = section.sender_config(root, self._config.transport)
         if sender_config is None:
-            return [await self._launch(name, section.entry, config, start_timeout_s, bundle, devices)]
+            return [await self._starter.start(name, section.entry, config, start_timeout_s, bundle, devices)]
         at, gpus = (SENDERS, [0]) if section.sender_gpu else (bundle, [])
-        sender = await self._launch(f"{name}-sender", SENDER_ENTRY, sender_config, START_TIMEOUT_S, at, gpus)
+        sender = await self._starter.start(f"{name}-sender", SENDER_ENTRY, sender_config, START_TIMEOUT_S, at, gpus)
         try:
             config = msgspec.structs.replace(config, sender=sender.address)
-            return [await self._launch(name, section.entry, config, start_timeout_s, bundle, devices), sender]
+            return [await self._starter.start(name, section.entry, config, start_timeout_s, bundle, devices), sender]
         except BaseException:
             await sender.stop(grace_s=0.0)
             raise
@@ -230,7 +156,7 @@ class Fleet:
         async def start(rank: int) -> None:
             config = self._config.trainer_config(cell, root, self._store, rank, incarnation)
             name_of_rank = f"{name}-rank{rank}" if rank else name
-            started[rank] = await self._launch(
+            started[rank] = await self._starter.start(
                 name_of_rank, TRAINER_ENTRY, config, START_TIMEOUT_S, bundle_of(self._config.scheduler, cell), [rank]
             )
 
@@ -255,9 +181,7 @@ class Fleet:
         for started in self._workers.values():
             started.watch.cancel()
         connections = [*self._connections, *(started.connection for started in self._workers.values())]
-        await asyncio.gather(
-            *(connection.close() for connection in connections), *(service.close() for service in self._services)
-        )
+        await asyncio.gather(*(connection.close() for connection in connections), self.services.close())
 
     async def _watch(self, worker: WorkerId, processes: list[Process]) -> None:
         _, detail = await self._first_end(processes)
@@ -273,53 +197,3 @@ class Fleet:
         ended = done.pop()
         process = waits[ended]
         return process.spec.name, f"process {process.spec.name} ended ({ended.result()}); see {process.log}"
-
-    def _service(self, name: str, entry: str, config: Callable[[], msgspec.Struct], protocol: type[Any]) -> Service:
-        async def start() -> Process:
-            return await self._launch(self._new_name(name)[0], entry, config(), START_TIMEOUT_S)
-
-        def connected(process: Process) -> Connection[Any]:
-            return connect(protocol, process.address, self._launcher.secret)
-
-        return Service(name, start, connected, self._journal, SystemClock(), self._setbacks)
-
-    def _proxy_service(self, name: str) -> Service:
-        # A new process takes the sockets of the one before, whose directories sandboxes see, and its sessions. Both
-        # last as long as this launcher: the sessions of an earlier one have no sandboxes any more.
-        scratch = self._launcher.scratch(HERE)
-        sessions = self._run_dir.root / "sessions" / scratch.name / f"{name}.sqlite"
-        config = self._config.proxy_config(self._run_dir, str(scratch / f"{name}.http"), str(sessions))
-        return self._service(name, PROXY_ENTRY, lambda: config, ProxyControl)
-
-    async def _restart_runner(self, _: Shim) -> None:
-        """The runner knows the address of the lost shim only. Not at the first start: there is none yet."""
-        await self._runner.restart()
-
-    async def _launch(
-        self,
-        name: str,
-        entry: str,
-        config: msgspec.Struct,
-        start_timeout_s: float,
-        bundle: str = HERE,
-        devices: Sequence[int] = (),
-    ) -> Process:
-        return await self._launcher.start(
-            ProcessSpec(
-                name=name,
-                entry=entry,
-                config=encode_config(config),
-                bundle=bundle,
-                devices=list(devices),
-                env=ONE_THREAD,
-                start_timeout_s=start_timeout_s,
-            )
-        )
-
-
-async def _again(start: Callable[[], Awaitable[T]]) -> T:
-    """A start that a signal ended is tried again."""
-    for _ in range(START_ATTEMPTS - 1):
-        with contextlib.suppress(KilledWhileStarting):
-            return await start()
-    return await start()

@@ -99,7 +99,7 @@ class Run:
             rendezvous = StoreServer(launcher.host)
             fleet = Fleet(launcher, self._config, self._run_dir, rendezvous.address, journal)
             version = checkpoint.version if checkpoint else 0
-            state = resume_state(store.events(), store.outcomes(), version, outlived=fleet.takes_over)
+            state = resume_state(store.events(), store.outcomes(), version, outlived=fleet.services.take_over)
             state = state if checkpoint or state.next_group else FRESH
             resumed_from = None if state is FRESH else state.version
             name = self._run_dir.root.name
@@ -121,25 +121,26 @@ class Run:
         controller = Controller(config.scheduler, environment, state, config.recovery, order)
         await _first_of(
             controller.run(),
-            fleet.keep_services(),
+            fleet.services.keep(),
             _end_silent(fleet, clock, stall_s),
             EngineWatch(fleet, clock, stall_s).run(),
             self._tell_isolation(fleet),
             self._show(controller),
-            self._sample_proxy(fleet.proxy),
+            self._sample_proxy(fleet.services.proxy),
         )
         self._on_view(controller.view())
-        await self._write_proxy_counters(fleet.proxy)
+        await self._write_proxy_counters(fleet.services.proxy)
 
     def _environment(self, fleet: Fleet, cells: LiveCells, tasks: Sequence[Task]) -> Environment:
         config = self._config
         paths = {task.name: task.path for task in tasks}
+        services = fleet.services
         most_idle = config.scheduler.groups_per_step * config.scheduler.executions_per_group
         return Environment(
             clock=self._clock,
             queries=ShuffledQueries(list(paths), config.seed),
             executions=LiveExecutions(
-                fleet.proxy, fleet.runner, paths, config.harness.name, config.harness.budgets, most_idle
+                services.proxy, services.runner, paths, config.harness.name, config.harness.budgets, most_idle
             ),
             materializer=LiveMaterializer(self._store, config.admission, config.trainer, config.seed),
             cells=cells,
@@ -148,7 +149,7 @@ class Run:
 
     async def _tell_isolation(self, fleet: Fleet) -> None:
         """Never returns."""
-        found = await fleet.runner.isolation()
+        found = await fleet.services.runner.isolation()
         self._journal.write(
             SandboxesOpened(t=self._clock.now(), provider=found.provider, limits=found.limits, weak=found.weak)
         )
@@ -201,4 +202,4 @@ async def _end_silent(fleet: Fleet, clock: SystemClock, stall_s: float) -> None:
     """Never returns. A service that hangs is ended, and started again by who keeps it."""
     while True:
         await clock.sleep(stall_s / POLLS)
-        await fleet.end_silent(stall_s)
+        await fleet.services.end_silent(stall_s)
