@@ -6,7 +6,8 @@
 For each room (package) `count` mutations are drawn. A mutation changes one operator, constant, condition or statement
 in a copy of the checkout; then the tests that execute its line run, those of the room first, until one fails. Which
 tests execute which line is measured once for a state of gyre/ (.cache/mutants; remove it for tests that are new). A
-mutation that no test executes, or that all tests pass, survives. CONTRIBUTING.md has score and survivors.
+line that only an import executes has all tests of its room. A mutation that all these tests pass survives.
+CONTRIBUTING.md has score and survivors.
 """
 
 import argparse
@@ -54,7 +55,7 @@ class Mutation:
 class Result:
     mutation: Mutation
     tests: int
-    """How many execute the line."""
+    """How many execute the line; 1, the room's folder, when none does by itself."""
     killed_by: str
     """A test, "timeout", or "" for a survivor."""
 
@@ -190,7 +191,20 @@ def run(mutation: Mutation, tests: list[str], room: str, checkout: Path) -> Resu
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     names = checkout / "tests.txt"
     names.write_text("\n".join(ordered))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", f"@{names}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-m",
+        UNIT,
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        f"@{names}",
+    ]
     try:
         file.write_bytes(b"".join(after))
         ended = subprocess.run(
@@ -230,8 +244,9 @@ def main() -> None:
             found = [one for path in sorted((ROOT / "gyre" / room).rglob("*.py")) for one in mutations(path)]
             drawn = random.Random(f"{arguments.seed} {room}").sample(found, min(arguments.count, len(found)))
             for mutation in sorted(drawn, key=lambda one: (one.path, one.start)):
-                tests = executed.get(mutation.path, {}).get(mutation.line, [])
-                result = run(mutation, tests, room, checkout) if tests else Result(mutation, 0, "")
+                # A line that runs when its module is imported is no single test's.
+                tests = executed.get(mutation.path, {}).get(mutation.line) or [f"tests/{room}"]
+                result = run(mutation, tests, room, checkout)
                 results.append(result)
                 said = f"killed by {result.killed_by}" if result.killed_by else f"SURVIVES {result.tests} tests"
                 print(f"{mutation.path}:{mutation.line}  {mutation.old!r} -> {mutation.new!r}  {said}", flush=True)

@@ -109,6 +109,26 @@ def test_books_of_staleness_that_do_not_add_up_end_the_run():
         World(config(), seed=1).run()
 
 
+def test_the_gradient_of_a_group_is_divided_by_all_executions_of_a_step():
+    told: set[int] = set()
+
+    class Materializer(SimMaterializer):
+        async def materialize(self, group, raw_executions: int) -> list[MicroStep]:
+            told.add(raw_executions)
+            return await super().materialize(group, raw_executions)
+
+    journal = ListJournal()
+    materializer = Materializer(lambda _: [1.0])
+    cells = SimCells(VirtualClock(), CellTimes(), nodes=1)
+    world = Environment(VirtualClock(), RandomQueries(), RandomExecutions(0), materializer, cells, journal)
+
+    async def run() -> None:
+        await Controller(config(groups_per_step=4, executions_per_group=3), world).run()
+
+    run_virtual(run())
+    assert told == {12}
+
+
 def test_ledger_and_launch_order_learn_how_long_an_execution_took():
     told: list[float] = []
     keep = Ledger.terminate
