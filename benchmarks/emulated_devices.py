@@ -105,19 +105,10 @@ class EmulatedTrainer:
     async def micro_step(self, micro_step: MicroStep) -> MicroStepResult:
         executions = len(micro_step.executions)
         await asyncio.sleep(self._execution_s * executions)
-        return MicroStepResult(
-            loss=0.0,
-            targets=sum(len(row.targets) for one in micro_step.executions for row in one.rows),
-            executions=executions,
-            clipped_executions=0,
-            gap_count=0,
-            gap_sum=0.0,
-            gap_max=0.0,
-            ratio_max=1.0,
-            scored=False,
-        )
+        targets = sum(len(row.targets) for one in micro_step.executions for row in one.rows)
+        return MicroStepResult(executions=executions, targets=targets)
 
-    async def reduce(self, generation: int, members: int) -> None:
+    async def reduce(self, generation: int, cells: int) -> None:
         """All cells answer at once; the controller has waited for their micro-steps."""
 
     async def optimizer_step(self) -> StepStats:

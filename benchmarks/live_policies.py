@@ -15,6 +15,7 @@ of N.
 """
 
 import argparse
+import asyncio
 import json
 import math
 import os
@@ -268,14 +269,20 @@ def start(name: str, mode: Mode, root: Path, mean_s: float, steps: int, seed: in
 
 
 def train(config: str, run_dir: str) -> int:
-    """In the process that `start` made."""
-    from gyre.cli.main import main
+    """In the process that `start` made: the controller and its workers, as on a cluster without a supervisor above."""
+    from gyre.api import load_config, prepare
+    from gyre.cli.controller import control
     from gyre.control.live import processes
+    from gyre.core.programs import raise_open_files
+    from gyre.core.running_time import RunningTimeLoop
     from gyre.engines.local.config import LocalSection
 
     processes.TRAINER_ENTRY = "emulated_devices:trainer"
     LocalSection.entry = "emulated_devices:engine"
-    return main(["train", config, "--run-dir", run_dir])
+    with prepare(load_config(Path(config)), config, run_dir=Path(run_dir)) as training:
+        raise_open_files()
+        with asyncio.Runner(loop_factory=RunningTimeLoop) as runner:
+            return int(runner.run(control(training.config, training.run_dir, None)))
 
 
 class Audit:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gyre.core.records import CallFacts, Outcome, SessionAccess
+from gyre.harnesses import HarnessProfile
 from gyre.runner.failures import HarnessRun
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -34,6 +35,8 @@ class HarnessOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt to boot the sandbox of an execution and to run its harness there."""
 
     spec: ExecutionSpec
+    profile: HarnessProfile
+    """Whole: its name alone does not tell where a profile of the user's is."""
     attempt: int
     boot_timeout_s: float
     timeout_s: float

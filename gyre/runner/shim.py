@@ -9,11 +9,10 @@ without being scored.
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from functools import cache
 
 from gyre.core.errors import GyreError, PeerLost
 from gyre.core.records import SessionAccess
-from gyre.harnesses import HarnessProfile, load_profile
+from gyre.harnesses import HarnessProfile
 from gyre.launch.base import WorkerContext
 from gyre.launch.serving import serving_rpc
 from gyre.rpc import Connection
@@ -56,7 +55,6 @@ class LocalShim:
 
     def __init__(self, harness: HarnessRunner) -> None:
         self._harness = harness
-        self._profile = cache(load_profile)
         self._boots: dict[tuple[str, int], _Boot] = {}
         self._runs: dict[tuple[str, int], asyncio.Task[HarnessRun]] = {}
 
@@ -100,7 +98,7 @@ class LocalShim:
         return await self._harness.run(
             spec.execution_id,
             load_task(spec.task),
-            self._profile(spec.harness),
+            order.profile,
             spec.access,
             boot_timeout_s=order.boot_timeout_s,
             timeout_s=order.timeout_s,
@@ -137,7 +135,9 @@ class HeldHarness(HarnessRunner):
         attempt = self._attempts.get(execution_id, 0)
         self._attempts[execution_id] = attempt + 1
         spec = ExecutionSpec(execution_id=execution_id, task=str(task.path), harness=profile.name, access=access)
-        order = HarnessOrder(spec=spec, attempt=attempt, boot_timeout_s=boot_timeout_s, timeout_s=timeout_s)
+        order = HarnessOrder(
+            spec=spec, profile=profile, attempt=attempt, boot_timeout_s=boot_timeout_s, timeout_s=timeout_s
+        )
         shim = self._shim.stub
         try:
             with budget.paused():
