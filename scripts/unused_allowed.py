@@ -32,6 +32,8 @@ _.synchronize
 _.min_width
 _.blocking
 box
+__getattr__
+__dir__
 
 # Fields that reach a reader outside of gyre: the journal, a report, an RPC that operators and contract tests ask.
 _.predicted_s
