@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gyre.cli.inspect import read_summary
+from gyre.cli.commands.inspect import read_summary
 from gyre.core import events as ev
-from gyre.core.output import write_output
+from gyre.core.system.output import write_output
 from gyre.launch.base import parse_name
 from gyre.store import RunDir
 from gyre.store.journal import surviving

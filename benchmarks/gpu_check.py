@@ -37,13 +37,13 @@ from transformers import (
 from gyre.platform import cpu
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.training.config import ParallelConfig, Precision, TrainerConfig, TrainerSection
-from gyre.training.files import Files
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
-from gyre.training.megatron.attend import attend_masked, attention_over
-from gyre.training.megatron.context import queries_of
 from gyre.training.megatron.forward_batch import pack_rows
+from gyre.training.megatron.layers.attend import attend_masked, attention_over
+from gyre.training.megatron.layers.context import queries_of
 from gyre.training.megatron.replica import Replica
+from gyre.training.storage.files import Files
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport import experts
 from gyre.transport.rendezvous import StoreServer, connect_store

@@ -273,8 +273,8 @@ def train(config: str, run_dir: str) -> int:
     from gyre.api import load_config, prepare
     from gyre.cli.controller import control
     from gyre.control.live import processes
-    from gyre.core.programs import raise_open_files
     from gyre.core.running_time import RunningTimeLoop
+    from gyre.core.system.programs import raise_open_files
     from gyre.engines.local.config import LocalSection
 
     processes.TRAINER_ENTRY = "emulated_devices:trainer"

@@ -29,7 +29,7 @@ from gyre.training.config import ParallelConfig, TrainerSection
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
-from gyre.training.pipeline import Pipeline, Stage
+from gyre.training.step.pipeline import Pipeline, Stage
 
 STAGES = 2
 

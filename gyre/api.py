@@ -21,8 +21,8 @@ from gyre.control.live.preflight import Finding, findings, preflight
 from gyre.control.state import ControlView
 from gyre.core import config as configs
 from gyre.core.events import Event
-from gyre.core.programs import raise_open_files
 from gyre.core.running_time import RunningTimeLoop
+from gyre.core.system.programs import raise_open_files
 from gyre.report.page import report_page
 from gyre.report.summary import RunSummary, summarise
 from gyre.report.trees import tree_summary

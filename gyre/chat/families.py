@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gyre.chat.markup import (
+from gyre.chat.calls.markup import (
     DEEPSEEK_JSON,
     DSML_TAGS,
     GLM_TAGS,

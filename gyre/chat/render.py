@@ -10,15 +10,15 @@ from typing import Any
 
 import renderers
 
+from gyre.chat.calls.json_calls import JsonReader
+from gyre.chat.calls.markup import TagMarkup
+from gyre.chat.calls.parsed_call import ParsedCall, call_arguments, can_be_sent
+from gyre.chat.calls.tag_calls import TagReader
 from gyre.chat.conversation import Conversation, Message, Tool
 from gyre.chat.families import FAMILIES
-from gyre.chat.json_calls import JsonReader
 from gyre.chat.lexer import Lexeme, Lexer, Mark
-from gyre.chat.markup import TagMarkup
-from gyre.chat.parsed_call import ParsedCall, call_arguments, can_be_sent
 from gyre.chat.stream_parse import ParsedTurn, StreamingParse
 from gyre.chat.syntax import HarmonySyntax, Syntax, TagSyntax
-from gyre.chat.tag_calls import TagReader
 from gyre.chat.text_tools import TextToolsRenderer
 from gyre.chat.wire import kimi_ids, one_call_each, wire_messages, wire_tools, with_ids
 from gyre.core.errors import GyreError

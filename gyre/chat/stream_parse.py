@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gyre.chat.calls.parsed_call import ParsedCall
 from gyre.chat.lexer import Lexeme, Lexer
-from gyre.chat.parsed_call import ParsedCall
 from gyre.chat.syntax import Shown, Syntax
 
 

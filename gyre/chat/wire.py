@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from gyre.chat.calls.parsed_call import call_arguments, can_be_sent
 from gyre.chat.conversation import Message, Tool
-from gyre.chat.parsed_call import call_arguments, can_be_sent
 
 
 def wire_messages(messages: Sequence[Message], start: int) -> list[dict[str, Any]]:

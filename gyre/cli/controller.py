@@ -15,8 +15,8 @@ from gyre.cli.progress import Progress
 from gyre.control.live.config import RunConfig
 from gyre.control.live.run import Run
 from gyre.core.errors import ConfigError, GyreError
-from gyre.core.programs import raise_open_files
 from gyre.core.running_time import RunningTimeLoop
+from gyre.core.system.programs import raise_open_files
 from gyre.launch.base import decode_config
 from gyre.launch.supervisor import ProcessSupervisor, SupervisedLauncher
 from gyre.launch.worker import die_with_parent

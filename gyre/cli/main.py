@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gyre import __version__
 from gyre.core.errors import ConfigError, GyreError
-from gyre.core.output import write_output
+from gyre.core.system.output import write_output
 
 TRAINING_STACK = ("torch", "megatron")
 """What trainers and local engines need, and all else does without."""
@@ -199,19 +199,19 @@ def _positive(text: str) -> float:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from gyre.cli.train import train
+    from gyre.cli.commands.train import train
 
     return train(arguments.config, arguments.overrides, arguments.run_dir, arguments.resume)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from gyre.cli.check import check
+    from gyre.cli.commands.check import check
 
     return check(arguments.config, arguments.overrides, arguments.run_dir, arguments.resume, arguments.json)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from gyre.cli.inspect import inspect
+    from gyre.cli.commands.inspect import inspect
 
     return inspect(arguments.run_dir, execution=arguments.execution, json_out=arguments.json)
 
@@ -230,13 +230,13 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    from gyre.cli.new import new
+    from gyre.cli.commands.new import new
 
     return new(arguments.kind, arguments.path)
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
-    from gyre.cli.dashboard import dashboard, write_tensorboard
+    from gyre.cli.commands.dashboard import dashboard, write_tensorboard
 
     if arguments.tensorboard is not None:
         return write_tensorboard(arguments.run_dir, arguments.tensorboard)
@@ -257,7 +257,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from gyre.cli.memory import memory
+    from gyre.cli.commands.memory import memory
     from gyre.control.live.config import RunConfig
     from gyre.core.config import load
     from gyre.simulation.planning.command import Request, plan
@@ -300,25 +300,25 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from gyre.cli.export import export
+    from gyre.cli.commands.export import export
 
     return export(arguments.run_dir, arguments.hf, arguments.version, arguments.dtype)
 
 
 def _doctor(_: argparse.Namespace) -> int:
-    from gyre.cli.doctor import doctor
+    from gyre.cli.commands.doctor import doctor
 
     return doctor()
 
 
 def _setup(arguments: argparse.Namespace) -> int:
-    from gyre.cli.setup import setup
+    from gyre.cli.commands.setup import setup
 
     return setup(arguments.harnesses, system=arguments.system)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from gyre.cli.setup import demo
+    from gyre.cli.commands.setup import demo
 
     return demo(arguments.overrides, arguments.run_dir)
 

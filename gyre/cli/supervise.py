@@ -14,7 +14,7 @@ import msgspec
 
 from gyre.cli.controller import INTERRUPTED, ControllerOrder
 from gyre.control.live.config import RunConfig
-from gyre.control.live.launching import devices_here
+from gyre.control.live.fleet.launching import devices_here
 from gyre.control.setbacks import Setbacks
 from gyre.core.errors import GyreError
 from gyre.core.events import ExecutionClosed, StepDone

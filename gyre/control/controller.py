@@ -35,19 +35,19 @@ completed.
 import asyncio
 
 from gyre.control.base import Environment, WorkerLost
-from gyre.control.batches import MicroStepQueue
-from gyre.control.boundary import Boundary
-from gyre.control.checkpoints import Checkpoints
 from gyre.control.dispatch import Dispatcher
 from gyre.control.recovery import CORE, Owners, Recovery
 from gyre.control.rollout import Rollout
 from gyre.control.setbacks import RecoverySection
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH, ControlState, ControlView
-from gyre.control.steps import Steps
 from gyre.control.task_supervisor import TaskSupervisor
-from gyre.control.training import TrainingLoop
-from gyre.control.training_set import TrainingSet
+from gyre.control.training.batches import MicroStepQueue
+from gyre.control.training.boundary import Boundary
+from gyre.control.training.checkpoints import Checkpoints
+from gyre.control.training.loop import TrainingLoop
+from gyre.control.training.steps import Steps
+from gyre.control.training.training_set import TrainingSet
 from gyre.control.transitions import Transitions
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.scheduling.modes import Mode, make_mode

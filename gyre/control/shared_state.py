@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 
 from gyre.control.base import Journal
-from gyre.control.burst import Burst
 from gyre.control.state import ControlState
+from gyre.control.training.burst import Burst
 from gyre.core.clock import Clock
 from gyre.core.errors import InvariantViolation
 from gyre.core.events import Event, InvariantBroken, LedgerSampled, Role, RunWentBack

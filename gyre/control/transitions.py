@@ -12,7 +12,7 @@ from gyre.control.recovery import Recovery
 from gyre.control.rollout import Rollout
 from gyre.control.shared_state import SharedState
 from gyre.control.task_supervisor import TaskSupervisor, together
-from gyre.control.training_set import TrainingSet
+from gyre.control.training.training_set import TrainingSet
 from gyre.core.events import CellLeft, Role, TransitionFinished, TransitionStarted
 from gyre.proxy.base import DrainReport
 from gyre.scheduling.modes import Mode, ModeDecision

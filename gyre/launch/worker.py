@@ -28,8 +28,8 @@ from typing import cast
 import msgspec
 
 from gyre.core.errors import ConfigError
-from gyre.core.programs import raise_open_files
 from gyre.core.running_time import RunningTimeLoop
+from gyre.core.system.programs import raise_open_files
 from gyre.launch.base import WorkerContext, WorkerMain, WorkerOrder, decode_config
 
 log = logging.getLogger("gyre.worker")

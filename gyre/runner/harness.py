@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gyre.core.clock import SystemClock
 from gyre.core.errors import ConfigError, SandboxError
-from gyre.core.paths import HOME
 from gyre.core.records import SessionAccess
+from gyre.core.system.paths import HOME
 from gyre.evaluation import digest
 from gyre.evaluation.artifact import UNREAD
 from gyre.evaluation.limits import task_limits

@@ -3,7 +3,7 @@
 from gyre.sandboxes.base import PROXY_URL, ExecResult, Mount, Sandbox, SandboxProvider, SandboxSpec
 from gyre.sandboxes.bubblewrap import BubblewrapSandbox
 from gyre.sandboxes.config import SandboxLimits, SandboxSection
-from gyre.sandboxes.images import Image, ImageSpec
+from gyre.sandboxes.containers.images import Image, ImageSpec
 from gyre.sandboxes.provider import BubblewrapProvider, open_provider
 
 __all__ = [

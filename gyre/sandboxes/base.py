@@ -14,8 +14,8 @@ from typing import Protocol
 import msgspec
 
 from gyre.sandboxes.config import SandboxLimits
-from gyre.sandboxes.enforcement import Enforcement
-from gyre.sandboxes.images import Image, ImageSpec
+from gyre.sandboxes.containers.images import Image, ImageSpec
+from gyre.sandboxes.limits.enforcement import Enforcement
 
 PROXY_URL = "http://127.0.0.1:8080"
 """Where a harness reaches the proxy from inside."""

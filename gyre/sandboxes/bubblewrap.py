@@ -1,8 +1,8 @@
 """`Sandbox` on bubblewrap: what its two kinds share, over this machine (`machine.py`) and over an image (`image.py`).
 
 One bubblewrap process per `exec`, over files of the host that stay. What is inside has an unprivileged id of the host
-(`gyre.sandboxes.ids`), no capability (root inside: some, over its range of ids), a filter of system calls, and a /proc
-that it cannot write; /sys is absent.
+(`gyre.sandboxes.isolation.ids`), no capability (root inside: some, over its range of ids), a filter of system calls,
+and a /proc that it cannot write; /sys is absent.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gyre.core.errors import SandboxError
-from gyre.sandboxes import cgroups
 from gyre.sandboxes.base import ExecResult, SandboxSpec
 from gyre.sandboxes.files import give, remove_tree, tail
-from gyre.sandboxes.host import CAPABILITIES, SYSTEM_PATH, Entered, Host, Overlay
-from gyre.sandboxes.ids import ROOT
-from gyre.sandboxes.output import Drain
-from gyre.sandboxes.seccomp import open_program
+from gyre.sandboxes.isolation.host import CAPABILITIES, SYSTEM_PATH, Entered, Host, Overlay
+from gyre.sandboxes.isolation.ids import ROOT
+from gyre.sandboxes.isolation.seccomp import open_program
+from gyre.sandboxes.isolation.userns import make_userns
+from gyre.sandboxes.limits import cgroups
+from gyre.sandboxes.limits.output import Drain
 from gyre.sandboxes.tree import ProcessTree
-from gyre.sandboxes.userns import make_userns
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from gyre.core.errors import SandboxError
-from gyre.core.paths import HOME
+from gyre.core.system.paths import HOME
 from gyre.sandboxes.base import SandboxSpec
 from gyre.sandboxes.bubblewrap import Account, BubblewrapSandbox
 from gyre.sandboxes.files import copy, ensure_inside, usable
-from gyre.sandboxes.host import UIDS
+from gyre.sandboxes.isolation.host import UIDS
 
 RUN_MB = 16
 """Size of /run, which holds a socket and a FIFO."""

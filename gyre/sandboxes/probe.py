@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 from gyre.core.errors import GyreError
-from gyre.core.programs import PROBE_TIMEOUT_S, Check, first_line
-from gyre.sandboxes import seccomp
+from gyre.core.system.programs import PROBE_TIMEOUT_S, Check, first_line
 from gyre.sandboxes.base import SandboxProvider, SandboxSpec
 from gyre.sandboxes.config import SandboxSection
-from gyre.sandboxes.host import Host
+from gyre.sandboxes.isolation import seccomp
+from gyre.sandboxes.isolation.host import Host
 from gyre.sandboxes.provider import open_provider
 
 OLDEST = (0, 8)

@@ -6,10 +6,10 @@ from gyre.core.clock import Clock
 from gyre.core.errors import SandboxError
 from gyre.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
 from gyre.sandboxes.config import SandboxSection
-from gyre.sandboxes.host import Host
-from gyre.sandboxes.image import ImageSandbox
-from gyre.sandboxes.image_store import ImageStore
-from gyre.sandboxes.images import Image, ImageSpec
+from gyre.sandboxes.containers.image import ImageSandbox
+from gyre.sandboxes.containers.image_store import ImageStore
+from gyre.sandboxes.containers.images import Image, ImageSpec
+from gyre.sandboxes.isolation.host import Host
 from gyre.sandboxes.machine import MachineSandbox
 
 IMAGE_STORE = Path("/var/lib/gyre/images")

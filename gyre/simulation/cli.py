@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gyre.core.output import write_output
+from gyre.core.system.output import write_output
 from gyre.scheduling.config import SchedulerConfig
 from gyre.simulation.recording import load_run, replay_run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from gyre.core.errors import ConfigError
-from gyre.core.tensor_files import DamagedFile, read_header
+from gyre.core.system.tensor_files import DamagedFile, read_header
 from gyre.store.store import RunStore
 
 log = logging.getLogger("gyre.store")

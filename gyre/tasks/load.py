@@ -13,7 +13,7 @@ import msgspec
 
 from gyre.core.config import require_environment
 from gyre.core.errors import ConfigError, TaskError
-from gyre.core.paths import HOME
+from gyre.core.system.paths import HOME
 from gyre.tasks.task import Task, TaskLimits
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gyre.core.config import Positive
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
 
 Precision = Literal["float32", "bfloat16"]

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from gyre.core.errors import ConfigError
-from gyre.training.architecture import Architecture, Layer
 from gyre.training.config import TrainerSection, stages_of
-from gyre.training.tensors import Declared, tensors_of
+from gyre.training.models.architecture import Architecture, Layer
+from gyre.training.models.tensors import Declared, tensors_of
 
 CHUNK = 64
 """Tokens that Gated DeltaNet computes at a time."""

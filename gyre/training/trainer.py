@@ -19,17 +19,18 @@ from msgspec.structs import replace
 from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.core.expert_routing import ExpertRouting
 from gyre.samples.microstep import MicroStep, MicroStepResult, Row
-from gyre.training import checkpoint, shares
-from gyre.training import loss as micro_loss
 from gyre.training.base import StepStats
 from gyre.training.config import TrainerConfig
-from gyre.training.files import Files
 from gyre.training.groups import PrefixGroups
 from gyre.training.megatron import parallel
 from gyre.training.megatron.adam import Adam
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
-from gyre.training.pipeline import Pipeline, Stage
+from gyre.training.step import loss as micro_loss
+from gyre.training.step import shares
+from gyre.training.step.pipeline import Pipeline, Stage
+from gyre.training.storage import checkpoint
+from gyre.training.storage.files import Files
 from gyre.transport.base import WeightRef, WeightTransport
 from gyre.transport.rendezvous import connect_store
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_helpers import result, system, user
 
+from gyre.chat.calls.markup import TagMarkup
+from gyre.chat.calls.schema_values import value_of
 from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.chat.families import FAMILIES
-from gyre.chat.markup import TagMarkup
-from gyre.chat.schema_values import value_of
 
 HEAD = (system("You are a helpful agent."), user("list the files"))
 WRITING = [kind for kind in KINDS if getattr(kind, "values", kind)[0] != "default"]

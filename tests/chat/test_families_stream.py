@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, decoders, models
 from trajectory_helpers import CHATML, EDIT, TOOLS, result, system, user
 from transformers import PreTrainedTokenizerFast
 
+from gyre.chat.calls.parsed_call import call_arguments
 from gyre.chat.conversation import Conversation, Message, Tool, ToolCall
 from gyre.chat.families import FAMILIES
-from gyre.chat.parsed_call import call_arguments
 from gyre.chat.render import ChatRenderer
 
 HEAD = (system("You are a helpful agent."), user("list the files"))

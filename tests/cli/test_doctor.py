@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre.cli import doctor as module
-from gyre.cli.doctor import (
+from gyre.cli.commands import doctor as module
+from gyre.cli.commands.doctor import (
     Check,
     check_bwrap,
     check_distribution,

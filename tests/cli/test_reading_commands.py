@@ -12,11 +12,11 @@ from synthetic_journal import journal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from gyre.cli import inspect as inspect_module
-from gyre.cli.export import export
-from gyre.cli.inspect import inspect
+from gyre.cli.commands import inspect as inspect_module
+from gyre.cli.commands.export import export
+from gyre.cli.commands.inspect import inspect
+from gyre.cli.commands.report import final_report
 from gyre.cli.main import main
-from gyre.cli.report import final_report
 from gyre.core.errors import ConfigError
 from gyre.core.events import ProcessLost
 from gyre.core.records import Assessment, CallRecord, Outcome, RoleClass, Validity

@@ -17,8 +17,8 @@ from gyre.control.live.config import (
     TasksSection,
     TrainerSection,
 )
-from gyre.control.live.launching import open_launcher
-from gyre.control.live.processes import Fleet
+from gyre.control.live.fleet.fleet import Fleet
+from gyre.control.live.fleet.launching import open_launcher
 from gyre.control.setbacks import RecoverySection
 from gyre.engines.local.config import LocalSection
 from gyre.proxy.base import DrainReport, EngineRoute
@@ -26,7 +26,7 @@ from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import OptimizerConfig, ParallelConfig
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.transport.rendezvous import StoreServer
 
 VOCABULARY = 128

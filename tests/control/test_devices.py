@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from live_fleet import run_config
 
 from gyre.control.live.config import DevicesSection, RunConfig
-from gyre.control.live.devices import assign_devices
-from gyre.control.live.launching import devices_here
-from gyre.control.live.processes import Fleet
+from gyre.control.live.fleet.devices import assign_devices
+from gyre.control.live.fleet.fleet import Fleet
+from gyre.control.live.fleet.launching import devices_here
 from gyre.control.setbacks import RecoverySection
 from gyre.core.errors import ConfigError
 from gyre.engines.sglang.config import SglangSection

@@ -8,7 +8,7 @@ import pytest
 from gyre.control.live.fit import require_servable
 from gyre.core.errors import ConfigError
 from gyre.engines.sglang.config import SglangSection
-from gyre.training.families import read_architecture
+from gyre.training.models.families import read_architecture
 
 MODEL = {
     "model_type": "llama",

@@ -12,10 +12,10 @@ from live_fleet import make_policy_model, run_config
 
 from gyre.control.base import WorkerId
 from gyre.control.live.config import DevicesSection, HarnessSection, RunConfig
-from gyre.control.live.launching import cluster_bundles
+from gyre.control.live.fleet.fleet import Fleet
+from gyre.control.live.fleet.launching import cluster_bundles
 from gyre.control.live.preflight import model, settings
 from gyre.control.live.preflight.subject import Subject
-from gyre.control.live.processes import Fleet
 from gyre.control.setbacks import RecoverySection
 from gyre.core import config as configs
 from gyre.core.errors import ConfigError, GyreError

@@ -7,7 +7,7 @@ import pytest
 from live_fleet import make_policy_model, micro_step, run_config, running
 
 from gyre.control.base import WorkerId, WorkerLost
-from gyre.control.live.processes import Fleet
+from gyre.control.live.fleet.fleet import Fleet
 from gyre.control.setbacks import RecoverySection
 from gyre.core.errors import CheckpointFailed, PeerLost
 from gyre.scheduling.config import SchedulerConfig

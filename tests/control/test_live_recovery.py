@@ -14,8 +14,8 @@ from live_fleet import make_policy_model, micro_step, run_config, running
 from gyre.control.base import Environment, ReadyGroup, Ticket, WorkerId
 from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
-from gyre.control.live.processes import Fleet
-from gyre.control.live.progress import EngineWatch
+from gyre.control.live.fleet.fleet import Fleet
+from gyre.control.live.fleet.progress import EngineWatch
 from gyre.control.setbacks import RecoverySection
 from gyre.core import events as ev
 from gyre.core.clock import SystemClock

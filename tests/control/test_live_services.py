@@ -13,7 +13,7 @@ from control_worlds import ListJournal, of
 from live_fleet import run_config
 
 from gyre.control.live.config import PolicySection, RolloutSection
-from gyre.control.live.processes import Fleet
+from gyre.control.live.fleet.fleet import Fleet
 from gyre.control.setbacks import RecoverySection
 from gyre.core import events as ev
 from gyre.core.errors import GyreError

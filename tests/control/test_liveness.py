@@ -1,4 +1,4 @@
-from gyre.control.live.progress import Liveness
+from gyre.control.live.fleet.progress import Liveness
 from gyre.engines.base import EngineStatus
 
 

@@ -11,7 +11,7 @@ from live_fleet import VOCABULARY, run_config
 
 from gyre.control.base import WorkerId
 from gyre.control.live.cells import PROBE_TOKENS, LiveCells
-from gyre.control.live.processes import Fleet, Started
+from gyre.control.live.fleet.fleet import Fleet, Started
 from gyre.control.setbacks import RecoverySection
 from gyre.core.errors import NotReady, PeerLost
 from gyre.engines.base import GenerateChunk, GenerateRequest

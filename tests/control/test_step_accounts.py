@@ -9,13 +9,13 @@ from control_worlds import ListJournal, RandomExecutions, RandomQueries, World, 
 from test_controller import config
 
 from gyre.control.base import Environment, WorkerId, WorkerLost
-from gyre.control.batches import Batch
 from gyre.control.controller import Controller
 from gyre.control.recovery import Recovery
 from gyre.control.setbacks import RecoverySection
 from gyre.control.shared_state import SharedState
 from gyre.control.state import FRESH
 from gyre.control.task_supervisor import TaskSupervisor
+from gyre.control.training.batches import Batch
 from gyre.core import events as ev
 from gyre.core.errors import InvariantViolation
 from gyre.samples.microstep import MicroStep, MicroStepResult

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from gyre.core.tensor_files import DamagedFile, non_finite, read_header
+from gyre.core.system.tensor_files import DamagedFile, non_finite, read_header
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre.control.live.processes import SENDER_ENTRY
+from gyre.control.live.fleet.fleet import SENDER_ENTRY
 from gyre.core.config import decode, dump
 from gyre.core.errors import ConfigError
 from gyre.engines.config import EngineConfig

@@ -16,7 +16,7 @@ from gyre.evaluation.config import EvaluationSection, TestsSection
 from gyre.evaluation.tests import TaskTests
 from gyre.evaluation.tools import missing_tools
 from gyre.sandboxes import ExecResult, SandboxLimits, SandboxSpec
-from gyre.sandboxes.images import Image
+from gyre.sandboxes.containers.images import Image
 from gyre.tasks import Task, TaskLimits
 
 LIMITS = GradingLimits(timeout_s=7.0, boot_timeout_s=3.0)

@@ -13,7 +13,7 @@ from gyre.control.live.preflight.subject import Subject
 from gyre.control.live.preflight.tensors import parameters
 from gyre.core import config as configs
 from gyre.launch.section import RaySection
-from gyre.training.families import read_architecture
+from gyre.training.models.families import read_architecture
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHAPES = {

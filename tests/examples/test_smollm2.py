@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gyre.chat.conversation import Conversation, Message, Tool
 from gyre.chat.render import ChatRenderer
-from gyre.training.families import read_architecture
+from gyre.training.models.families import read_architecture
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "smollm2.py"
 HIDDEN, HEADS, INNER, LAYERS = 32, 4, 64, 2

@@ -9,7 +9,7 @@ import pytest
 from harness_runs import EVERY, chain, installed, leaves, proxy_for
 from test_harness_loops import steps
 
-from gyre.core.paths import HOME
+from gyre.core.system.paths import HOME
 from gyre.harnesses import ContextWindow, prefix_of, prepare
 from gyre.sandboxes import PROXY_URL, BubblewrapProvider, Mount, SandboxSpec
 

@@ -10,7 +10,7 @@ from proxy_fakes import Script, ScriptedEngine
 from proxy_worker_runs import MAX_CONTEXT, MAX_NEW, killable_worker
 from test_harness_loops import steps
 
-from gyre.core.paths import HOME
+from gyre.core.system.paths import HOME
 from gyre.harnesses import ContextWindow, prefix_of, prepare
 from gyre.sandboxes import PROXY_URL, BubblewrapProvider, Mount, SandboxSpec
 from gyre.trajectory.tree import TrajectoryTree

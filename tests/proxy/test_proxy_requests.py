@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gyre.chat.calls.parsed_call import can_be_sent
 from gyre.chat.conversation import Message, ToolCall
-from gyre.chat.parsed_call import can_be_sent
 from gyre.proxy.dialects import DIALECTS
 from gyre.proxy.dialects.base import ToolForm, WireRequest
 from gyre.proxy.dialects.memo import Memo

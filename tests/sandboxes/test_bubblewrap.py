@@ -25,9 +25,9 @@ from gyre.sandboxes import (
     SandboxSection,
     SandboxSpec,
 )
-from gyre.sandboxes.cgroups import Cgroups, find
 from gyre.sandboxes.files import copy
-from gyre.sandboxes.ids import of_this_machine
+from gyre.sandboxes.isolation.ids import of_this_machine
+from gyre.sandboxes.limits.cgroups import Cgroups, find
 from gyre.sandboxes.tree import ProcessTree
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -438,7 +438,7 @@ async def test_memory_files_are_bounded(shell_of: Any) -> None:
 
 
 async def test_without_a_cgroup_the_limits_still_hold(shell_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gyre.sandboxes.cgroups.find", Cgroups)
+    monkeypatch.setattr("gyre.sandboxes.limits.cgroups.find", Cgroups)
     shell = await shell_of(limits=SandboxLimits(memory_mb=200, processes=40, cpus=1.0))
     assert not shell.sandbox.cgroups
     forks = "import os, time\nfor i in range(60):\n  if not os.fork(): time.sleep(9)"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gyre.sandboxes import cgroups
-from gyre.sandboxes.cgroups import MAIN, Cgroups, Mounted
 from gyre.sandboxes.config import SandboxLimits
-from gyre.sandboxes.enforcement import enforcement
+from gyre.sandboxes.limits import cgroups
+from gyre.sandboxes.limits.cgroups import MAIN, Cgroups, Mounted
+from gyre.sandboxes.limits.enforcement import enforcement
 
 
 @pytest.fixture(autouse=True)

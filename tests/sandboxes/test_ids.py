@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.core.errors import ConfigError
-from gyre.sandboxes.ids import AGENT, COUNT, FIRST, GRADER, LEAST, IdRange, choose, of_this_machine
+from gyre.sandboxes.isolation.ids import AGENT, COUNT, FIRST, GRADER, LEAST, IdRange, choose, of_this_machine
 
 WHOLE = [IdRange(0, (1 << 32) - 1)]
 ranges = st.builds(IdRange, st.integers(0, FIRST + 10 * COUNT), st.integers(1, 4 * COUNT))

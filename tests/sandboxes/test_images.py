@@ -11,9 +11,9 @@ from tiny_image import missing, write_base
 
 from gyre.core.errors import ConfigError, SandboxError
 from gyre.sandboxes import BubblewrapProvider, ImageSpec, SandboxSection, SandboxSpec
-from gyre.sandboxes.ids import of_this_machine
-from gyre.sandboxes.image_store import ImageStore
-from gyre.sandboxes.images import local_reference, mapping, plan
+from gyre.sandboxes.containers.image_store import ImageStore
+from gyre.sandboxes.containers.images import local_reference, mapping, plan
+from gyre.sandboxes.isolation.ids import of_this_machine
 
 IMAGES = {"debian:12": "/bases/debian", "python:3.*": "/bases/python", "ghcr.io/x/*": "localhost/mine"}
 without = missing() or ("" if os.geteuid() == 0 else "only root can give an image its ids")

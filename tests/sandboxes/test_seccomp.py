@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gyre.sandboxes import seccomp
+from gyre.sandboxes.isolation import seccomp
 
 pytest.importorskip("pyseccomp", reason="libseccomp is not installed", exc_type=RuntimeError)
 

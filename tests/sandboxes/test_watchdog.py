@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.sandboxes.cgroups import Cgroups
 from gyre.sandboxes.config import SandboxLimits
-from gyre.sandboxes.enforcement import Enforcement, enforcement
-from gyre.sandboxes.watchdog import Use, Watchdog, beyond
+from gyre.sandboxes.limits.cgroups import Cgroups
+from gyre.sandboxes.limits.enforcement import Enforcement, enforcement
+from gyre.sandboxes.limits.watchdog import Use, Watchdog, beyond
 
 LIMITS = SandboxLimits(memory_mb=100, processes=10, disk_mb=5, files=20)
 

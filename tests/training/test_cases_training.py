@@ -22,9 +22,9 @@ from gyre.samples.admission import admit
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.samples.packing import pack
 from gyre.samples.rows import build_execution, dummy_execution
-from gyre.training.loss import Evaluation, check, rows_of
 from gyre.training.megatron import forward_batch as layout
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.loss import Evaluation, check, rows_of
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.trajectory.tree import TrajectoryTree
 
 BN = 8

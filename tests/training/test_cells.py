@@ -19,7 +19,7 @@ from gyre.rpc import Connection, connect
 from gyre.training import worker
 from gyre.training.base import Trainer
 from gyre.training.config import TrainerConfig
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.training.megatron.attend import attend_flash, attend_masked
-from gyre.training.megatron.context import queries_of, share_out
-from gyre.training.megatron.flex import attend_flex, tree_mask
-from gyre.training.megatron.nodes import TreeStretch, cut
+from gyre.training.megatron.layers.attend import attend_flash, attend_masked
+from gyre.training.megatron.layers.context import queries_of, share_out
+from gyre.training.megatron.layers.flex import attend_flex, tree_mask
+from gyre.training.megatron.layers.nodes import TreeStretch, cut
 
 
 def random_pack(rng: random.Random, multiple: int) -> tuple[tuple[TreeStretch, ...], torch.Tensor]:

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gyre.core.errors import ConfigError
 from gyre.engines.local.model import build_model, load_weights
 from gyre.samples.microstep import Row
-from gyre.training.export import export_hf
-from gyre.training.files import Files
+from gyre.training.storage.export import export_hf
+from gyre.training.storage.files import Files
 from gyre.transport import experts
 from gyre.transport.state import checksum, published_state
 

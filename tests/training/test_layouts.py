@@ -18,11 +18,11 @@ from training_cases import rank_processes
 
 from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig, TrainerSection
-from gyre.training.files import Files
 from gyre.training.megatron import parallel
 from gyre.training.megatron.forward_batch import ForwardBatch
 from gyre.training.megatron.replica import Replica
-from gyre.training.pipeline import Pipeline, Stage
+from gyre.training.step.pipeline import Pipeline, Stage
+from gyre.training.storage.files import Files
 
 pytestmark = pytest.mark.live
 

@@ -12,10 +12,10 @@ from torch.distributed import HashStore
 
 from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig, TrainerSection
-from gyre.training.files import Files
 from gyre.training.megatron import parallel
 from gyre.training.megatron.replica import Replica
 from gyre.training.memory_plan import plan_memory
+from gyre.training.storage.files import Files
 
 TOKENS = 512
 

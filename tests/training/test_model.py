@@ -13,9 +13,9 @@ from training_cases import hf_logprobs, logprobs, make_model
 from gyre.core.errors import ConfigError, WeightsUnavailable
 from gyre.samples.microstep import Row
 from gyre.training.config import ParallelConfig, TrainerSection
-from gyre.training.files import Files
 from gyre.training.megatron import parallel
 from gyre.training.megatron.replica import Replica
+from gyre.training.storage.files import Files
 from gyre.transport import experts
 
 

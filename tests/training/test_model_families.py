@@ -12,12 +12,12 @@ from torch.distributed import HashStore
 from training_cases import hf_logprobs, logprobs
 
 from gyre.samples.microstep import Row
-from gyre.training import checkpoint
-from gyre.training.checkpoint import carried
 from gyre.training.config import ParallelConfig
-from gyre.training.files import Files
 from gyre.training.megatron import parallel
 from gyre.training.megatron.replica import Replica
+from gyre.training.storage import checkpoint
+from gyre.training.storage.checkpoint import carried
+from gyre.training.storage.files import Files
 from gyre.transport import experts
 
 

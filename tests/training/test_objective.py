@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.training.objective import ObjectiveConfig, keeps_gradient, log_ratios, sequence_ratio, token_losses
+from gyre.training.step.objective import ObjectiveConfig, keeps_gradient, log_ratios, sequence_ratio, token_losses
 
 CONFIG = ObjectiveConfig()
 logprob = st.floats(-30.0, -1e-3)

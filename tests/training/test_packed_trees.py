@@ -15,11 +15,11 @@ from gyre.samples.microstep import Row
 from gyre.samples.prefixes import MIN_SHARED
 from gyre.training.config import ParallelConfig
 from gyre.training.megatron import parallel
-from gyre.training.megatron.attend import attend_flash, attend_masked
-from gyre.training.megatron.context import queries_of
-from gyre.training.megatron.flex import BLOCK, attend_flex, tree_mask
 from gyre.training.megatron.forward_batch import ForwardBatch, pack_rows
-from gyre.training.megatron.nodes import TreeStretch
+from gyre.training.megatron.layers.attend import attend_flash, attend_masked
+from gyre.training.megatron.layers.context import queries_of
+from gyre.training.megatron.layers.flex import BLOCK, attend_flex, tree_mask
+from gyre.training.megatron.layers.nodes import TreeStretch
 from gyre.training.megatron.replica import Replica
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from training_cases import rank_processes
 
-from gyre.training.pipeline import Pipeline, Stage
+from gyre.training.step.pipeline import Pipeline, Stage
 
 HIDDEN, TIMEOUT_S = 6, 60.0
 

@@ -21,7 +21,7 @@ from gyre.core.errors import GroupBroken, InvariantViolation, NotReady
 from gyre.samples.microstep import ExecutionRows
 from gyre.training import worker
 from gyre.training.config import ParallelConfig, TrainerConfig
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport
 

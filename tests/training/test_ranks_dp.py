@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gyre.samples.microstep import MicroStep
 from gyre.training.config import OptimizerConfig, ParallelConfig, TrainerConfig
 from gyre.training.megatron import parallel
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport.rendezvous import StoreServer
 from gyre.transport.shm import ShmTransport

@@ -9,9 +9,9 @@ from training_cases import micro_step
 
 from gyre.samples.microstep import ExecutionRows, MicroStep, Row
 from gyre.samples.packing import contributes, pack
-from gyre.training import loss as micro_loss
 from gyre.training.megatron.forward_batch import pack_rows
-from gyre.training.shares import share
+from gyre.training.step import loss as micro_loss
+from gyre.training.step.shares import share
 
 
 def execution(name: str, lengths: list[int], shared: int = 0, common: int = 0) -> ExecutionRows:

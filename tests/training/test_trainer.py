@@ -20,10 +20,10 @@ from gyre.core.errors import (
     NotReady,
     WeightsUnavailable,
 )
-from gyre.training import checkpoint
 from gyre.training.config import OptimizerConfig, TrainerConfig
-from gyre.training.export import DTYPES, export_hf
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
+from gyre.training.storage import checkpoint
+from gyre.training.storage.export import DTYPES, export_hf
 from gyre.training.trainer import MegatronTrainer
 from gyre.transport.base import WeightRef
 from gyre.transport.rendezvous import StoreServer

@@ -20,7 +20,7 @@ from gyre.control.base import (
     WorkerLost,
 )
 from gyre.control.live.config import RunConfig
-from gyre.control.live.processes import Fleet, Started
+from gyre.control.live.fleet.fleet import Fleet, Started
 from gyre.core.errors import CheckpointFailed, GroupBroken, GyreError, InvariantViolation
 from gyre.core.expert_routing import ExpertRouting, joined
 from gyre.core.tokens import TokenIds

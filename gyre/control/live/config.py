@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from gyre.control.live.devices import DeviceAssignment, assign_devices
+from gyre.control.live.fleet.devices import DeviceAssignment, assign_devices
 from gyre.control.setbacks import RecoverySection
 from gyre.core.config import FileOrName, Positive
 from gyre.core.errors import ConfigError
@@ -30,7 +30,7 @@ from gyre.sandboxes import SandboxSection
 from gyre.scheduling.config import SchedulerConfig
 from gyre.store import RunDir
 from gyre.training.config import TrainerConfig, TrainerSection
-from gyre.training.objective import ObjectiveConfig
+from gyre.training.step.objective import ObjectiveConfig
 from gyre.transport.section import ShmSection, TransportSection
 
 

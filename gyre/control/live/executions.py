@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gyre.control.base import Ticket
-from gyre.control.live.lasting import LastingRunner
+from gyre.control.live.fleet.lasting import LastingRunner
 from gyre.core.errors import GyreError, SessionClosed
 from gyre.core.records import CallFacts, Outcome, SessionAccess, Validity
 from gyre.proxy.base import ProxyControl, SessionSpec

@@ -3,8 +3,8 @@
 from gyre.core.errors import ConfigError
 from gyre.engines.section import EngineSection
 from gyre.engines.sglang.config import SglangSection
-from gyre.training.architecture import Architecture
 from gyre.training.config import ParallelConfig, stages_of
+from gyre.training.models.architecture import Architecture
 
 
 def require_layout(layout: ParallelConfig, model: Architecture, where: str) -> None:

@@ -13,10 +13,10 @@ from gyre.control.controller import Controller
 from gyre.control.live.cells import LiveCells
 from gyre.control.live.config import RunConfig
 from gyre.control.live.executions import LiveExecutions
-from gyre.control.live.launching import open_launcher
+from gyre.control.live.fleet.fleet import Fleet
+from gyre.control.live.fleet.launching import open_launcher
+from gyre.control.live.fleet.progress import POLLS, EngineWatch
 from gyre.control.live.materializer import LiveMaterializer
-from gyre.control.live.processes import Fleet
-from gyre.control.live.progress import POLLS, EngineWatch
 from gyre.control.live.queries import ShuffledQueries, TaskFeatures
 from gyre.control.state import FRESH, ControlState, ControlView, resume_state
 from gyre.core.clock import SystemClock

@@ -9,7 +9,7 @@ import msgspec
 
 from gyre.core.errors import ConfigError
 from gyre.core.events import Event
-from gyre.core.output import write_output
+from gyre.core.system.output import write_output
 from gyre.simulation.paper import table1 as experiments
 from gyre.simulation.paper.beyond import order_hours, paired_gain, work_bound
 from gyre.simulation.paper.comparisons import FIGURE8, TABLE2, Comparison, compare, sensitivity

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from gyre.core.errors import ConfigError
-from gyre.core.output import write_output
+from gyre.core.system.output import write_output
 from gyre.scheduling.config import SchedulerConfig, require
 from gyre.scheduling.plan import explain
 from gyre.simulation.planning.candidates import staleness_of

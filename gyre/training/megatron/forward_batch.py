@@ -20,7 +20,7 @@ from gyre.core.errors import InvariantViolation
 from gyre.core.expert_routing import Choices
 from gyre.samples.microstep import Row
 from gyre.samples.prefixes import common_length, stretches
-from gyre.training.megatron.nodes import TreeStretch
+from gyre.training.megatron.layers.nodes import TreeStretch
 
 Ints = npt.NDArray[np.int64]
 

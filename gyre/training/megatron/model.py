@@ -29,16 +29,16 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import AutoConfig, DeepseekV3Config
 
 from gyre.core.errors import ConfigError
-from gyre.training.architecture import Architecture, Layer
 from gyre.training.config import ParallelConfig, TrainerSection, stages_of
-from gyre.training.families import read_architecture
-from gyre.training.megatron.attention import GroupedAttention, LatentAttention
-from gyre.training.megatron.delta import GatedDeltaNet
 from gyre.training.megatron.forward_batch import ForwardBatch
-from gyre.training.megatron.inputs import LayerInputs
-from gyre.training.megatron.moe import ReplayRouter, moe_settings, moe_spec
-from gyre.training.megatron.norm import Norm
-from gyre.training.megatron.rotary import Rotary, score_scale
+from gyre.training.megatron.layers.attention import GroupedAttention, LatentAttention
+from gyre.training.megatron.layers.delta import GatedDeltaNet
+from gyre.training.megatron.layers.inputs import LayerInputs
+from gyre.training.megatron.layers.moe import ReplayRouter, moe_settings, moe_spec
+from gyre.training.megatron.layers.norm import Norm
+from gyre.training.megatron.layers.rotary import Rotary, score_scale
+from gyre.training.models.architecture import Architecture, Layer
+from gyre.training.models.families import read_architecture
 
 _MIXERS = {"attention": GroupedAttention, "latent": LatentAttention, "delta": GatedDeltaNet}
 

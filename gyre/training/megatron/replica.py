@@ -9,11 +9,11 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from gyre.core.errors import ConfigError, InvariantViolation
 from gyre.samples.microstep import Row
 from gyre.training.config import TrainerSection
-from gyre.training.files import experts_apart
 from gyre.training.megatron import weights
 from gyre.training.megatron.forward_batch import ForwardBatch, pack_rows, padding
 from gyre.training.megatron.model import build_model, read_config
 from gyre.training.offload import HostOffload
+from gyre.training.storage.files import experts_apart
 
 
 class Replica:

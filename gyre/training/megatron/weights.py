@@ -15,9 +15,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from gyre.core.errors import WeightsUnavailable
-from gyre.training.architecture import Architecture
-from gyre.training.megatron.columns import copies_of
+from gyre.training.megatron.layers.columns import copies_of
 from gyre.training.megatron.model import PolicyModel
+from gyre.training.models.architecture import Architecture
 from gyre.transport import experts as naming
 
 Box = tuple[slice | int, ...]

@@ -14,7 +14,7 @@ import psutil
 from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import parameters
 from gyre.core.errors import ConfigError
-from gyre.core.programs import PROBE_TIMEOUT_S, first_line
+from gyre.core.system.programs import PROBE_TIMEOUT_S, first_line
 from gyre.engines.local.config import LocalSection
 from gyre.engines.sglang.config import SglangSection
 from gyre.launch.local import LOOPBACK, SHARED_MEMORY

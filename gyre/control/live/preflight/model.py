@@ -11,9 +11,9 @@ from gyre.control.live.fit import require_layout, require_servable
 from gyre.control.live.preflight.subject import Subject, read_model
 from gyre.control.live.preflight.tensors import require_tensors
 from gyre.core.errors import ConfigError
-from gyre.core.tensor_files import DamagedFile, non_finite, read_headers
+from gyre.core.system.tensor_files import DamagedFile, non_finite, read_headers
 from gyre.proxy.session.tokenizer import load_tokenizer
-from gyre.training.architecture import Architecture
+from gyre.training.models.architecture import Architecture
 
 READ_BYTES = 256 * 2**20
 """Of weights, when looking for numbers that are not finite: all of a small model, slices of every tensor of a large one

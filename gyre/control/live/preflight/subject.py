@@ -9,8 +9,8 @@ from gyre.control.live.config import RunConfig
 from gyre.core.errors import ConfigError
 from gyre.launch.section import HereSection
 from gyre.store import RunDir
-from gyre.training.architecture import Architecture
-from gyre.training.families import read_architecture
+from gyre.training.models.architecture import Architecture
+from gyre.training.models.families import read_architecture
 
 
 class Subject(NamedTuple):

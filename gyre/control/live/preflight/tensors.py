@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 
 from gyre.core.errors import ConfigError
-from gyre.core.tensor_files import FLOATS, Tensor
-from gyre.training.architecture import Architecture
-from gyre.training.tensors import tensors_of
+from gyre.core.system.tensor_files import FLOATS, Tensor
+from gyre.training.models.architecture import Architecture
+from gyre.training.models.tensors import tensors_of
 
 
 def require_tensors(found: Mapping[str, Tensor], architecture: Architecture, model: str) -> None:

@@ -1,0 +1,1 @@
+"""The processes of a run: where they run, how they start, who watches them, and what outlives whom."""

@@ -1,0 +1,1 @@
+"""The training side of the controller: batches, their cells, steps, bursts and what happens between them."""

@@ -1,0 +1,1 @@
+"""Files and programs of the machine."""

@@ -1,0 +1,1 @@
+"""Ids, namespaces, system calls and the way to the proxy."""

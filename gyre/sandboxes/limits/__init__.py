@@ -1,0 +1,1 @@
+"""What a sandbox may use, and what holds it to that."""

@@ -1,0 +1,1 @@
+"""Which models can be trained: one declaration of tensors and layout for each family."""
