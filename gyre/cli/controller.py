@@ -59,7 +59,8 @@ async def control(config: RunConfig, run_dir: RunDir, launcher: SupervisedLaunch
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            # Ignored ones stay so (nohup), but for Ctrl-C, which shells let background jobs ignore.
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, end)
         try:
             await task

@@ -62,26 +62,28 @@ async def _supervise(config: RunConfig, run_dir: RunDir) -> int:
 
 
 async def _control(order: ControllerOrder) -> tuple[int, bool]:
-    """Runs one controller to its end: its exit code, and whether it was asked to end. Ctrl-C reaches it by itself, in
-    the terminal's group; what is sent to this process is handed on."""
+    """Runs one controller to its end: its exit code, and whether it was asked to end. Signals that ask for the end
+    reach this process alone, from a terminal as from `kill`, and are handed on: the controller has a process group of
+    its own, so that it hears of each once."""
     asked = False
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gyre.cli.controller", stdin=asyncio.subprocess.PIPE
+        sys.executable, "-m", "gyre.cli.controller", stdin=asyncio.subprocess.PIPE, process_group=0
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(order) + b"\n")
     loop = asyncio.get_running_loop()
 
-    def ask(number: int | None) -> None:
+    def ask(number: int) -> None:
         nonlocal asked
         asked = True
-        if number is not None and process.returncode is None:
+        if process.returncode is None:
             os.kill(process.pid, number)
 
+    # A signal that whoever started the run has ignored stays so (nohup), but for Ctrl-C, which shells let background
+    # jobs ignore.
     signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    for number in signals:
+    for number in (*signals, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
-    loop.add_signal_handler(signal.SIGINT, ask, None)
     try:
         return await process.wait(), asked
     finally:

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from contract import prompt, until
 from moe_models import moe_config, moe_model, plain_experts
+from msgspec.structs import replace
 from transformers import Qwen3Config
 
 from gyre.core.errors import ConfigError, GyreError
@@ -70,6 +71,8 @@ async def make(tmp_path) -> AsyncIterator[Make]:
             "section": LocalSection(kv_blocks=256, page_size=PAGE, max_batch_tokens=48, max_requests=16),
             "replay_routing": True, "max_context": 8192, "seed": 0,
         }  # fmt: skip
+        section = {name: changes.pop(name) for name in LocalSection.__struct_fields__ if name in changes}
+        fields["section"] = replace(fields["section"], **section)
         config = LocalEngineConfig(**(fields | changes))
         engine = LocalEngine(config, ShmTransport(str(tmp_path / f"engine-{len(started)}")))
         engine.refs = refs  # type: ignore[attr-defined]

